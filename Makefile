@@ -1,0 +1,49 @@
+# The five commands a newcomer needs; `make help` lists them. Everything runs in .venv, made once from constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint unit integration bench docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "CacheCraft needs Python 3.11 or newer, this is %s; try: make PYTHON=python3.12 ..." % sys.version.split()[0])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (once, a few minutes) ..."
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+install: $(STAMP) ## make .venv with everything in it, pinned
+
+demo: $(STAMP) ## compare eviction policies on a real model and print the table
+	$(BIN)/cachecraft demo
+
+test: lint unit integration ## lint, unit tests, then the tests on the default model
+
+lint: $(STAMP) ## ruff, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: $(STAMP) ## the offline tests
+	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not integration"
+
+integration: $(STAMP) ## the tests on the default model
+	$(BIN)/python -m pytest -q -m integration
+
+bench: $(STAMP) ## the measurements behind the numbers in README and docs
+	$(BIN)/python benchmarks/efficiency.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/vs_kvpress.py
+
+docs: $(STAMP) ## the reference, from the docstrings, into docs/build
+	$(BIN)/pdoc --docformat google --output-directory docs/build cachecraft '!cachecraft.cli'
+	@echo "Open docs/build/index.html"
+
+clean: ## remove .venv, caches and built docs (runs and models stay)
+	rm -rf $(VENV) build dist docs/build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

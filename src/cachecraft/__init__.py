@@ -1,0 +1,1 @@
+"""Discover, measure and ship KV-cache eviction policies for transformer language models."""

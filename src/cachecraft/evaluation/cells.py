@@ -1,0 +1,117 @@
+"""The cells of a grid: which policies and reference lines, at which budgets; and the name of everything measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cachecraft.errors import BudgetError, CacheCraftError
+from cachecraft.policy.contract import Policy, load_policy
+from cachecraft.policy.decide import keep_count
+
+EVALUATOR_VERSION = 1  # part of every result's id: raise it when the same settings would give another number
+
+Regime = Literal["agnostic", "aware"]
+Scoring = Literal["answer", "likelihood", "fidelity"]
+REGIMES: tuple[Regime, ...] = ("agnostic", "aware")
+SCORINGS: tuple[Scoring, ...] = ("answer", "likelihood", "fidelity")
+REFERENCES = ("full", "hindsight", "random")
+RANDOM_DRAWS = 3
+
+
+@dataclass(frozen=True, order=True)
+class Budget:
+    """How much of the cache stays: a ratio evicted, or a number of entries kept per kv head."""
+
+    ratio: float | None = None
+    keep: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what means nothing.
+
+        Raises:
+            BudgetError: Both or neither given, a ratio outside [0, 1), or fewer than one entry.
+        """
+        if (self.ratio is None) == (self.keep is None):
+            raise BudgetError("A budget is either a ratio or a number of entries to keep; give one of the two.")
+        keep_count(1, ratio=self.ratio, keep=self.keep)
+
+    def entries(self, tokens: int) -> int:
+        """Entries kept per kv head of a context of `tokens`."""
+        return keep_count(tokens, ratio=self.ratio, keep=self.keep)
+
+    @property
+    def label(self) -> str:
+        """As shown in tables: ``0.75`` or ``keep 128``."""
+        return f"{self.ratio:g}" if self.ratio is not None else f"keep {self.keep}"
+
+
+FULL = Budget(ratio=0.0)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One thing to measure on every sample.
+
+    Attributes:
+        label: The name it has in tables; the draws of the random line share theirs.
+        budget: What stays of the cache.
+        policy: The policy, or None for the reference lines full and hindsight.
+        reference: Whether it is a reference line.
+    """
+
+    label: str
+    budget: Budget
+    policy: Policy | None
+    reference: bool
+
+    @property
+    def fingerprint(self) -> str:
+        """What of the cell can change a result: program, parameters and budget, not its label."""
+        return f"{self.policy.id if self.policy else self.label} {self.budget.label}"
+
+
+def make_cells(
+    policies: Sequence[str],
+    budgets: Sequence[Budget],
+    *,
+    references: Iterable[str] = REFERENCES,
+    selector: str | None = None,
+) -> list[Cell]:
+    """Cross policies with budgets and add the reference lines.
+
+    Args:
+        policies: Specifications as `load_policy` takes them.
+        budgets: At least one.
+        references: Which of `REFERENCES` to add.
+        selector: A selector that replaces each policy's own, for example ``"chunks:20"``.
+
+    Raises:
+        CacheCraftError: Two policies share a name but not a program, or nothing is to be measured.
+    """
+    loaded = [load_policy(spec, selector=selector) for spec in policies]
+    names: dict[str, str] = {}
+    for policy in loaded:
+        if names.setdefault(policy.name, policy.id) != policy.id:
+            raise CacheCraftError(f"Two different policies are called {policy.name!r}; rename one of the files.")
+    wanted = set(references)
+    cells = [Cell("full", FULL, None, True)] if "full" in wanted else []
+    unique = list({policy.id: policy for policy in loaded}.values())
+    cells += [Cell(policy.name, budget, policy, False) for policy in unique for budget in budgets]
+    if "hindsight" in wanted:
+        cells += [Cell("hindsight", budget, None, True) for budget in budgets]
+    if "random" in wanted:
+        draws = [load_policy(f"random:draw={draw}") for draw in range(RANDOM_DRAWS)]
+        cells += [Cell("random", budget, draw, True) for draw in draws for budget in budgets]
+    if not cells:
+        raise CacheCraftError("There is nothing to measure: name at least one policy or reference line.")
+    return cells
+
+
+def result_id(**parts: Any) -> str:
+    """Content hash, 32 hex digits, of everything that can change a result."""
+    text = json.dumps({**parts, "evaluator": EVALUATOR_VERSION}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

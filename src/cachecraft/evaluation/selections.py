@@ -1,0 +1,156 @@
+"""What every cell of a grid keeps of one trace: each policy decides on each layer once, at all its budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cachecraft.errors import PolicyError
+from cachecraft.evaluation.cells import Cell
+from cachecraft.evaluation.hindsight import hindsight_orders
+from cachecraft.evaluation.timing import Stopwatch
+from cachecraft.evaluation.traces import Trace, layer_features
+from cachecraft.policy.allocation import allocated
+from cachecraft.policy.contract import Policy
+from cachecraft.policy.decide import Decision, decide, score, select
+from cachecraft.policy.selectors import keep_first
+from cachecraft.runtime.structure import ModelStructure
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """The model under measurement.
+
+    Attributes:
+        structure: Its structure, which holds the model itself.
+        tokenizer: Its tokenizer.
+        name, revision, dtype: What results are filed under.
+    """
+
+    structure: ModelStructure
+    tokenizer: Any
+    name: str
+    revision: str
+    dtype: str
+
+
+class Selections:
+    """What every cell keeps of one trace: masks by layer, or the sentence that says why there are none."""
+
+    def __init__(self, subject: Subject, trace: Trace, cells: Sequence[Cell], clock: Stopwatch) -> None:
+        """Let each policy decide on each layer, all its budgets at once."""
+        self._trace = trace
+        self._masks: dict[int, list[Tensor]] = {id(cell): [] for cell in cells}
+        self._forced: dict[int, bool] = {id(cell): True for cell in cells}
+        self.rejected: dict[int, str] = {}
+        heads = subject.structure.kv_heads
+        for cell in cells:
+            if cell.label == "full":
+                everything = torch.ones(heads, trace.tokens, dtype=torch.bool)
+                self._masks[id(cell)] = [everything] * len(trace.layers)
+                self._forced[id(cell)] = False
+        groups = _by_policy(cells)
+        if not groups:
+            return
+        with clock.phase("features"):
+            self._decide(subject, [group for group in groups if not group[0].has_allocate])
+            self._allocate(subject, [group for group in groups if group[0].has_allocate])
+
+    def _uniform(self, cell: Cell, heads: int) -> Tensor:
+        return torch.full((heads,), cell.budget.entries(self._trace.tokens), dtype=torch.int64)
+
+    def _decide(self, subject: Subject, groups: Sequence[tuple[Policy, list[Cell]]]) -> None:
+        """Policies whose every layer keeps the same number: one pass over the layers."""
+        if not groups:
+            return
+        heads = subject.structure.kv_heads
+        keeps = {id(cell): self._uniform(cell, heads) for _, members in groups for cell in members}
+        for features in layer_features(subject.structure, subject.tokenizer, self._trace):
+            for policy, members in groups:
+                if id(members[0]) in self.rejected:
+                    continue
+                try:
+                    decided = decide(policy, features, [keeps[id(cell)] for cell in members])
+                except PolicyError as error:
+                    self.rejected |= {id(cell): str(error) for cell in members}
+                    continue
+                self._take(members, decided)
+
+    def _allocate(self, subject: Subject, groups: Sequence[tuple[Policy, list[Cell]]]) -> None:
+        """Policies that divide the budget themselves: score all layers, allocate, then select.
+
+        A scorer that read its budget is scored again with its own head's.
+        """
+        layers, heads = len(self._trace.layers), subject.structure.kv_heads
+        for policy, members in groups:
+            for cell in members:
+                keep = self._uniform(cell, heads)
+                try:
+                    scored = [
+                        score(policy, features, keep)
+                        for features in layer_features(subject.structure, subject.tokenizer, self._trace)
+                    ]
+                    total = int(keep.sum()) * layers
+                    counts = allocated(policy, [each.scores for each in scored], total, self._trace.tokens)
+                    for index, features in enumerate(layer_features(subject.structure, subject.tokenizer, self._trace)):
+                        own = counts[index]
+                        again = score(policy, features, own) if scored[index].read_keep else scored[index]
+                        self._take([cell], [select(policy, again, own, features)])
+                except PolicyError as error:
+                    self.rejected[id(cell)] = str(error)
+
+    def _take(self, members: Sequence[Cell], decided: Sequence[Decision]) -> None:
+        for cell, decision in zip(members, decided, strict=True):
+            self._masks[id(cell)].append(decision.mask)
+            self._forced[id(cell)] &= decision.forced
+
+    def add_hindsight(self, cells: Sequence[Cell], queries: Sequence[Tensor]) -> None:
+        """Fill in the hindsight cells from the question's and answer's queries, (H, N, D) for each layer."""
+        layers = self._trace.layers
+        orders = hindsight_orders(self._trace, queries, [queries[0].shape[-1] ** -0.5] * len(layers))
+        for cell in cells:
+            if cell.label == "hindsight":
+                keep = torch.full((orders[0].shape[0],), cell.budget.entries(self._trace.tokens), dtype=torch.int64)
+                self._masks[id(cell)] = [keep_first(order, keep) for order in orders]
+                self._forced[id(cell)] = False
+
+    def of(self, cell: Cell) -> list[Tensor] | None:
+        """The masks of a cell, or None when its policy was rejected."""
+        return None if id(cell) in self.rejected else self._masks[id(cell)]
+
+    def masks(self, cell: Cell) -> list[Tensor]:
+        """The masks of a cell whose policy was not rejected: (G, T) bool for each layer."""
+        return self._masks[id(cell)]
+
+    def forced(self, cell: Cell) -> bool:
+        """Whether protection left nothing to the scorer, in every layer and head."""
+        return self._forced[id(cell)]
+
+    def bytes_kept(self, cell: Cell) -> int:
+        """Bytes of keys and values that the cell keeps."""
+        layer = self._trace.layers[0]
+        entry = (layer.keys.shape[-1] + layer.values.shape[-1]) * layer.keys.element_size()
+        return entry * sum(int(mask.sum()) for mask in self._masks[id(cell)])
+
+    @property
+    def bytes_full(self) -> int:
+        """Bytes of the whole cache."""
+        layer = self._trace.layers[0]
+        return 2 * layer.keys.numel() * layer.keys.element_size() * len(self._trace.layers)
+
+    @property
+    def tokens(self) -> int:
+        """Entries of the context."""
+        return self._trace.tokens
+
+
+def _by_policy(cells: Iterable[Cell]) -> list[tuple[Policy, list[Cell]]]:
+    groups: dict[str, tuple[Policy, list[Cell]]] = {}
+    for cell in cells:
+        if cell.policy is not None:
+            groups.setdefault(cell.policy.id, (cell.policy, []))[1].append(cell)
+    return list(groups.values())

@@ -1,0 +1,248 @@
+"""A policy: one file of functions, loaded from a built-in name, a path or an installed package's entry point.
+
+Reads the specification, resolves parameters, runs the file in a namespace of its own and binds each function
+to the parameters it declares. What a policy sees is in features.py, what it must satisfy in invariants.py;
+how the source text is read without running it is in source.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import re
+import traceback
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from cachecraft.errors import PolicyLoadError, UnknownNameError
+from cachecraft.policy.features import Features
+from cachecraft.policy.selectors import Selector, parse_selector
+from cachecraft.policy.source import ParameterValue, PolicySource, cost_class, read_source
+
+_BUILTIN_FOLDER = Path(__file__).resolve().parent.parent / "policies"
+_ENTRY_POINTS = "cachecraft.policies"
+_SPEC = re.compile(r"(?P<head>.+?\.py|[^():,\s]+)(?:\((?P<base>.*)\))?(?::(?P<parameters>[^()]*))?")
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """An eviction policy, ready to be asked.
+
+    Attributes:
+        name: The specification in canonical form, with the parameters that differ from their defaults.
+        source: The program text.
+        parameters: Every parameter with its value.
+        base: The policy that this one wraps, if it wraps one.
+        selector: A selector given from outside; it replaces the policy's own.
+        paper: arXiv id named in the file's docstring, or "".
+        summary: First line of the file's docstring.
+        needs: Names of the features that the program reads, its base's included.
+        id: SHA-256 over source, parameters, base and selector; the name and the path do not count.
+        origin: Where the program was read from.
+    """
+
+    name: str
+    source: str
+    parameters: Mapping[str, ParameterValue]
+    base: Policy | None
+    selector: Selector | None
+    paper: str
+    summary: str
+    needs: tuple[str, ...]
+    id: str
+    origin: str
+    _functions: Mapping[str, Callable[..., Any]] = field(repr=False)
+
+    @property
+    def cost(self) -> str:
+        """``"O(T)"``, ``"O(wT)"`` or ``"O(T^2)"``, from the features it needs."""
+        return cost_class(self.needs)
+
+    @property
+    def custom_selector(self) -> bool:
+        """Whether the policy's own ``select_tokens_to_keep`` decides."""
+        return self.selector is None and "select_tokens_to_keep" in self._functions
+
+    @property
+    def has_allocate(self) -> bool:
+        """Whether the file has an ``allocate``."""
+        return "allocate" in self._functions
+
+    def protect(self, f: Features) -> tuple[int, int]:
+        """How many first and last entries are always kept; a wrapper without a rule follows its base."""
+        if "protect" in self._functions:
+            found: tuple[int, int] = self._functions["protect"](f)
+            return found
+        return self.base.protect(f) if self.base else (0, 0)
+
+    def score(self, f: Features) -> Tensor:
+        """Importance of each entry, (G, T); higher is kept longer. Unchecked: ``decide`` checks it."""
+        scores: Tensor = self._functions["score_tokens"](f)
+        return scores
+
+    def select(self, scores: Tensor, keep: Tensor, f: Features) -> Tensor:
+        """The policy's own choice, a (G, T) bool mask; PolicyLoadError if it has none."""
+        return self._own("select_tokens_to_keep", scores, keep, f)
+
+    def allocate(self, scores: Sequence[Tensor], total: int, floor: int) -> Tensor:
+        """Entries for each layer and kv head, (L, G) int64; PolicyLoadError if there is no ``allocate``."""
+        return self._own("allocate", scores, total, floor)
+
+    def _own(self, name: str, *arguments: object) -> Tensor:
+        if name not in self._functions:
+            raise PolicyLoadError(f"Policy {self.name} has no {name}; add the function to {self.origin}.")
+        found: Tensor = self._functions[name](*arguments)
+        return found
+
+    def reloaded(self) -> Policy:
+        """The same policy run again from its source: it shares no state with this one."""
+        base = self.base.reloaded() if self.base else None
+        read = read_source(self.source, self.origin)
+        return replace(self, base=base, _functions=_bind(read, self.source, self.origin, self.parameters, base))
+
+
+def builtin_policies() -> tuple[str, ...]:
+    """Names of the policies that come with CacheCraft, in alphabetical order."""
+    return tuple(sorted(path.stem for path in _BUILTIN_FOLDER.glob("*.py") if not path.stem.startswith("_")))
+
+
+def load_policy(spec: str, *, selector: str | None = None) -> Policy:
+    """Load a policy.
+
+    Args:
+        spec: ``NAME`` or ``PATH.py``, then optionally ``(BASE SPEC)`` for a wrapper, then optionally
+            ``:key=value,key=value``; for example ``"snapkv:window=32"`` or ``"criticalkv(snapkv)"``.
+        selector: ``"tokens"``, ``"chunks:20"`` or ``"pages:16"``, instead of the policy's own choice.
+
+    Returns:
+        The policy. Each call runs its program anew, so that no two share state.
+
+    Raises:
+        UnknownNameError: No such policy, parameter or selector.
+        PolicyLoadError: The specification or the file cannot be read.
+    """
+    match = _SPEC.fullmatch(spec.strip())
+    if match is None:
+        raise PolicyLoadError(
+            f"Policy specification {spec!r} cannot be read; write NAME or PATH.py, then (BASE) for a "
+            "wrapper, then :key=value,key=value."
+        )
+    head = match["head"].strip()
+    name, origin = _locate(head)
+    try:
+        source = Path(origin).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise PolicyLoadError(f"Policy file {origin} cannot be read: {reason}; check the path.") from error
+    read = read_source(source, origin)
+    base = _load_base(name, read, match["base"])
+    changed = _parse_parameters(name, read, match["parameters"])
+    parameters = {key: changed.get(key, default) for key, default in read.parameters.items()}
+    chosen = parse_selector(selector) if selector is not None else None
+    shown = [f"{key}={value}" for key, value in parameters.items() if value != read.parameters[key]]
+    identity = json.dumps([source, sorted(parameters.items()), base.id if base else None, str(chosen)])
+    return Policy(
+        name=name + (f"({base.name})" if base else "") + (":" + ",".join(shown) if shown else ""),
+        source=source,
+        parameters=types.MappingProxyType(parameters),
+        base=base,
+        selector=chosen,
+        paper=read.paper,
+        summary=read.summary,
+        needs=tuple(sorted({*read.needs, *(base.needs if base else ())})),
+        id=hashlib.sha256(identity.encode()).hexdigest(),
+        origin=origin,
+        _functions=_bind(read, source, origin, parameters, base),
+    )
+
+
+def _locate(head: str) -> tuple[str, str]:
+    """The policy's short name and its file."""
+    if head.endswith(".py"):
+        return Path(head).stem, str(Path(head).expanduser())
+    builtin = builtin_policies()
+    if head in builtin:
+        return head, str(_BUILTIN_FOLDER / f"{head}.py")
+    installed = {entry.name: entry.value for entry in importlib.metadata.entry_points(group=_ENTRY_POINTS)}
+    if head not in installed:
+        raise UnknownNameError("policy", head, {*builtin, *installed}, "`cachecraft policies` lists them.")
+    module = installed[head].partition(":")[0]
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        found = None
+    if found is None or not found.origin or not found.origin.endswith(".py"):
+        raise PolicyLoadError(
+            f"Policy {head} is said to be the module {module}, which cannot be found; install its package again."
+        )
+    return head, found.origin
+
+
+def _load_base(name: str, read: PolicySource, spec: str | None) -> Policy | None:
+    if read.wraps and not (spec and spec.strip()):
+        raise PolicyLoadError(f"Policy {name} wraps another one; name it in parentheses, for example {name}(snapkv).")
+    if spec is None:
+        return None
+    if not read.wraps:
+        raise PolicyLoadError(f"Policy {name} wraps nothing; leave out ({spec}).")
+    return load_policy(spec)
+
+
+_BOOLEANS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
+
+
+def _parse_parameters(name: str, read: PolicySource, text: str | None) -> dict[str, ParameterValue]:
+    values: dict[str, ParameterValue] = {}
+    for part in (text or "").split(",") if text else []:
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not key:
+            raise PolicyLoadError(f"Parameter {part.strip()!r} of policy {name} cannot be read; write key=value.")
+        if key not in read.parameters:
+            raise UnknownNameError(f"parameter of policy {name}", key, read.parameters)
+        if key in values:
+            raise PolicyLoadError(f"Parameter {key} of policy {name} is given twice; give it once.")
+        kind = type(read.parameters[key])
+        try:
+            values[key] = _BOOLEANS[value.lower()] if kind is bool else kind(value)
+        except (ValueError, KeyError):
+            wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+            raise PolicyLoadError(
+                f"Parameter {key} of policy {name} is {value!r}; give {wanted}, for example {read.parameters[key]}."
+            ) from None
+    return values
+
+
+def _bind(
+    read: PolicySource,
+    source: str,
+    origin: str,
+    parameters: Mapping[str, ParameterValue],
+    base: Policy | None,
+) -> Mapping[str, Callable[..., Any]]:
+    """Run the program in a namespace of its own and bind each function to the parameters it declares."""
+    module = types.ModuleType(f"policy_{Path(origin).stem}")
+    module.__file__ = origin
+    try:
+        exec(compile(source, origin, "exec"), module.__dict__)  # noqa: S102 - a policy is a program
+    except (Exception, SystemExit) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == origin]
+        line = f", line {lines[-1]}" if lines else ""
+        raise PolicyLoadError(
+            f"Policy file {origin}{line} cannot be loaded: {type(error).__name__}: {error}; a file must only "
+            "import and define functions."
+        ) from error
+    functions: dict[str, Callable[..., Any]] = {}
+    for name, declared in read.declared.items():
+        given: dict[str, object] = {key: parameters[key] for key in declared if key != "base"}
+        if "base" in declared:
+            given["base"] = base
+        functions[name] = partial(module.__dict__[name], **given)
+    return types.MappingProxyType(functions)

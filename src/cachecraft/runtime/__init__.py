@@ -1,0 +1,1 @@
+"""The only part that knows transformers' internals: attention, caches, compressed contexts, version differences."""

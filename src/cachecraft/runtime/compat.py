@@ -1,0 +1,153 @@
+"""What differs between transformers releases and model classes, in one place.
+
+Everything else in CacheCraft calls the functions here and never asks for a version. A release outside
+`SUPPORTED_TRANSFORMERS` or a model class outside `SUPPORTED_MODELS` is refused, since a changed internal
+would otherwise go on "working" on the wrong tensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from packaging.version import Version
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+
+from cachecraft.errors import ModelError
+
+SUPPORTED_TRANSFORMERS = ("5.2", "5.25")  # from, up to but not including
+SUPPORTED_MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM")
+
+AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+def require_transformers() -> None:
+    """Refuse a transformers release that this version of CacheCraft was not tested with.
+
+    Raises:
+        ModelError: The installed release is outside `SUPPORTED_TRANSFORMERS`.
+    """
+    low, high = SUPPORTED_TRANSFORMERS
+    if not Version(low) <= Version(transformers.__version__) < Version(high):
+        raise ModelError(
+            f"transformers {transformers.__version__} is not supported; "
+            f"install one from {low} up to, but not including, {high}."
+        )
+
+
+def require_model(model: PreTrainedModel, *, force: bool = False) -> None:
+    """Refuse a model class whose attention CacheCraft was not tested with.
+
+    Args:
+        model: The model about to be used.
+        force: Go on with an untested class; its scores may be computed on the wrong queries.
+
+    Raises:
+        ModelError: The class is not in `SUPPORTED_MODELS`, or its layers use a sliding window.
+    """
+    require_transformers()
+    name = type(model).__name__
+    if name not in SUPPORTED_MODELS and not force:
+        raise ModelError(
+            f"Models of class {name} are not supported yet (supported: {', '.join(SUPPORTED_MODELS)}); "
+            "--force tries it all the same."
+        )
+    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise ModelError(
+            f"{name} has layers of kind {', '.join(sorted(kinds - {'full_attention'}))}; "
+            "only models whose layers all attend to the whole context are supported yet."
+        )
+
+
+def register_attention(name: str, function: AttentionFunction) -> None:
+    """Make `function` available to every model under the attention name `name` (idempotent).
+
+    No mask function is registered under the name, so that transformers builds no mask and the function is alone
+    responsible for causality.
+    """
+    AttentionInterface.register(name, function)
+
+
+def cache_keyword(model: PreTrainedModel) -> str:
+    """The name under which this release passes the cache to `forward`: ``cache``, or ``past_key_values`` before."""
+    parameters = inspect.signature(type(model).forward).parameters
+    for name in ("cache", "past_key_values"):
+        if name in parameters:
+            return name
+    raise ModelError(f"{type(model).__name__}.forward takes no cache; it cannot be compressed.")
+
+
+def hidden_states(model: PreTrainedModel, ids: Tensor, positions: Tensor, cache: Any | None) -> Tensor:
+    """Run the decoder without its output layer.
+
+    Args:
+        model: A causal language model.
+        ids: (B, N) int64 token ids.
+        positions: (B, N) or (1, N) int64 true positions.
+        cache: The cache that the new tokens attend to and join, or None.
+
+    Returns:
+        (B, N, hidden) final hidden states, after the last norm.
+    """
+    inner = model.base_model
+    arguments: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "use_cache": cache is not None}
+    if cache is not None:
+        arguments[cache_keyword(inner)] = cache
+    if "cache_position" in inspect.signature(type(inner).forward).parameters:
+        arguments["cache_position"] = positions[0]
+    result: Tensor = inner(**arguments).last_hidden_state
+    return result
+
+
+def logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Next-token logits, (..., vocabulary) float32, of final hidden states (..., hidden)."""
+    result: Tensor = model.get_output_embeddings()(hidden)
+    return result.float()
+
+
+def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
+    """The decoder layers, in order; each has a `self_attn` with `o_proj`."""
+    layers = getattr(model.base_model, "layers", None)
+    if not isinstance(layers, torch.nn.ModuleList):
+        raise ModelError(f"{type(model).__name__} keeps its decoder layers where CacheCraft does not look for them.")
+    return layers
+
+
+def rotary_tables(model: PreTrainedModel, length: int) -> tuple[Tensor, Tensor]:
+    """The rotary tables of positions 0 … length-1, as the model itself computes them.
+
+    Returns:
+        cos, sin: (length, R) float32, R the rotated width, with the attention factor of the model's rope scaling.
+    """
+    rotary = getattr(model.base_model, "rotary_emb", None)
+    if rotary is None:
+        raise ModelError(f"{type(model).__name__} has no rotary embedding; CacheCraft supports rotary models only.")
+    device = model.device
+    probe = torch.zeros(1, 1, 1, device=device, dtype=torch.float32)
+    cos, sin = rotary(probe, torch.arange(length, device=device).unsqueeze(0))
+    return cos[0].float(), sin[0].float()
+
+
+def fused_causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor | None]:
+    """Causal attention of a whole sequence over itself, and the log-sum-exp of its logits where the kernel gives it.
+
+    Args:
+        query: (B, H, T, D); key, value: (B, G, T, D), G a divisor of H.
+        scaling: Factor of the dot products.
+
+    Returns:
+        (B, H, T, D) output and (B, H, T) float32 log-sum-exp of the scaled, masked logits, or None.
+    """
+    kernel = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+    if kernel is not None and query.device.type == "cpu":
+        output, logsumexp = kernel(query, key, value, 0.0, True, scale=scaling)
+        return output, logsumexp
+    output = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return output, None

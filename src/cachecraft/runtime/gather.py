@@ -1,0 +1,64 @@
+"""Takes the kept entries of a layer out of its dense keys and values, for many rows at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cachecraft.runtime.cache import CompressedCache, CompressedLayer
+
+
+def compressed_cache(layers: Sequence[tuple[Tensor, Tensor]], masks: Sequence[Tensor], *, seen: int) -> CompressedCache:
+    """A cache whose rows are different selections from one sequence.
+
+    Args:
+        layers: For each layer its dense keys and values, (G, T, D) each.
+        masks: For each layer (B, G, T) bool, the kept entries of each of B rows; every head keeps at least one.
+        seen: Tokens seen so far: the position of the next token.
+
+    Returns:
+        A cache of B rows. Layers of equal counts share their `lengths`, and with them their attention mask.
+    """
+    shared: dict[bytes, Tensor | None] = {}
+    built = []
+    for (keys, values), mask in zip(layers, masks, strict=True):
+        counts, largest = counts_of(mask)
+        slots = slots_of(mask, counts, largest, 0).to(keys.device)
+        key = counts.numpy().tobytes()
+        if key not in shared:
+            shared[key] = None if bool((counts == largest).all()) else counts
+        built.append(CompressedLayer(take(keys, slots), take(values, slots), seen, shared[key]))
+    return CompressedCache(built)
+
+
+def counts_of(mask: Tensor) -> tuple[Tensor, int]:
+    """Entries kept by each row and head of (B, G, T): (B, G) int64, and the most of them."""
+    counts = mask.sum(dim=-1)
+    return counts, int(counts.max())
+
+
+def slots_of(mask: Tensor, counts: Tensor, largest: int, room: int) -> Tensor:
+    """(B, G, largest + room) int64: the entry that goes to each slot, in text order, from the left.
+
+    Slots beyond a head's own count point at entry 0 and are not to be read.
+    """
+    rows, heads, _ = mask.shape
+    where = mask.nonzero()  # (n, 3), by row, then head, then position
+    if bool((counts == largest).all()):
+        kept = where[:, 2].view(rows, heads, largest)
+        return torch.nn.functional.pad(kept, (0, room))
+    first = (counts.flatten().cumsum(0) - counts.flatten()).view(rows, heads)  # where each head's run begins
+    rank = torch.arange(where.shape[0]) - first[where[:, 0], where[:, 1]]
+    slots = torch.zeros(rows, heads, largest + room, dtype=torch.int64)
+    slots[where[:, 0], where[:, 1], rank] = where[:, 2]
+    return slots
+
+
+def take(dense: Tensor, slots: Tensor) -> Tensor:
+    """Gather (G, T, D) at (B, G, S) into (B, G, S, D)."""
+    heads, tokens, width = dense.shape
+    offsets = torch.arange(heads, device=slots.device).view(1, heads, 1) * tokens
+    flat = (slots + offsets).flatten()
+    return dense.reshape(heads * tokens, width).index_select(0, flat).view(*slots.shape, width)

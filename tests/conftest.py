@@ -1,0 +1,138 @@
+"""Fixtures for all tests: tiny random models and tokenizers, made in memory; no network, one thread."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test may reach a hub
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+# Timing differs too much between machines for a deadline to mean anything; every run sees the same examples.
+settings.register_profile("cachecraft", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("cachecraft")
+
+VOCABULARY = 200
+SPECIAL = ["<unk>", "<pad>", "<|im_start|>", "<|im_end|>"]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CORPUS = [
+    "One of the special magic numbers for hidden-key is: 1234567. What are all the special magic numbers",
+    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.",
+    "Some special magic numbers are hidden within the following text. Make sure to memorize it.",
+    "Memorize and track the chain(s) of variable assignment hidden in the following text.",
+]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Two workers that each use every core are slower than two that use one; results are repeatable, too."""
+    torch.set_num_threads(1)
+
+
+def build_tokenizer(*, chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
+    """A BPE tokenizer of 200 entries over printable ASCII, which encode and decode leave as it is."""
+    alphabet = [chr(code) for code in range(32, 127)] + ["\n"]
+    core = Tokenizer(BPE(unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?[A-Za-z]+| ?[^A-Za-z\s]|\s"), behavior="isolated")
+    core.decoder = decoders.Fuse()
+    core.train_from_iterator(
+        CORPUS,
+        BpeTrainer(vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False),
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        unk_token="<unk>",
+        pad_token="<pad>",
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        clean_up_tokenization_spaces=False,
+    )
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+def build_model(family: str, *, seed: int = 0, **changes: object) -> PreTrainedModel:
+    """A 2-layer model with 4 query heads on 2 key-value heads of width 16, in float32 and eval mode.
+
+    The weights are wider than a fresh model's, so that attention is far from uniform and scores differ.
+    """
+    sizes: dict[str, object] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.15,
+        "bos_token_id": SPECIAL.index("<|im_start|>"),
+        "eos_token_id": SPECIAL.index("<|im_end|>"),
+        "pad_token_id": SPECIAL.index("<pad>"),
+        "tie_word_embeddings": False,
+    } | changes
+    config_class, model_class = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    }[family]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = model_class(config_class(**sizes))
+    return model.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerBase:
+    """With a chat template."""
+    return build_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def plain_tokenizer() -> PreTrainedTokenizerBase:
+    """The same without a chat template, as a base model has it."""
+    return build_tokenizer(chat_template=None)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama() -> PreTrainedModel:
+    return build_model("llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen2() -> PreTrainedModel:
+    return build_model("qwen2")
+
+
+@pytest.fixture(scope="session", params=["llama", "qwen2"])
+def tiny_model(request: pytest.FixtureRequest, tiny_llama, tiny_qwen2) -> PreTrainedModel:
+    """Each family in turn."""
+    return {"llama": tiny_llama, "qwen2": tiny_qwen2}[request.param]
+
+
+@pytest.fixture
+def every_core() -> Iterator[None]:
+    """For the tests on the real model: all cores, put back afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    yield
+    torch.set_num_threads(before)

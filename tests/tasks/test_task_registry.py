@@ -1,0 +1,56 @@
+"""Tasks by name: one, a family, no duplicates, and the nearest names for one that does not exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from cachecraft.errors import TaskError, UnknownNameError
+from cachecraft.tasks import SPLITS, Sources, load_tasks, task_names
+
+
+def test_a_family_stands_for_all_of_its_tasks() -> None:
+    names = [task.name for task in load_tasks(["ruler"])]
+    assert names == list(task_names())
+    assert len(names) == 9
+
+
+def test_tasks_come_in_the_order_asked_for_and_once() -> None:
+    names = [task.name for task in load_tasks(["ruler:vt", "ruler:niah_single_1", "ruler", "ruler:vt"])]
+    assert names[:2] == ["ruler:vt", "ruler:niah_single_1"]
+    assert sorted(names) == sorted(task_names())
+
+
+@pytest.mark.parametrize(("name", "near"), [("ruler:niah_singel_1", "ruler:niah_single_1"), ("rular", "ruler")])
+def test_an_unknown_task_offers_the_nearest_names(name: str, near: str) -> None:
+    with pytest.raises(UnknownNameError, match=near):
+        load_tasks([name])
+
+
+def test_ruler_tasks_have_no_end() -> None:
+    assert {task.size(split) for task in load_tasks(["ruler"]) for split in SPLITS} == {None}
+    with pytest.raises(UnknownNameError):
+        load_tasks(["ruler:vt"])[0].size("all")
+
+
+def test_files_that_the_user_names_are_read_only_when_a_task_needs_them(
+    tmp_path: Path, plain: PreTrainedTokenizerFast
+) -> None:
+    noise, essay = load_tasks(
+        ["ruler:niah_single_1", "ruler:niah_single_2"], sources=Sources((tmp_path / "absent.txt",))
+    )
+    noise.item(0, split="test", length=900, seed=0, tokenizer=plain)
+    with pytest.raises(TaskError, match=r"absent\.txt cannot be read"):
+        essay.item(0, split="test", length=900, seed=0, tokenizer=plain)
+
+
+def test_an_essay_of_the_users_own_is_the_haystack(tmp_path: Path, plain: PreTrainedTokenizerFast) -> None:
+    file = tmp_path / "own.txt"
+    file.write_text("Whales sing under the ice all winter. " * 90, encoding="utf-8")
+    (own,) = load_tasks(["ruler:niah_single_2"], sources=Sources((file,)))
+    (default,) = load_tasks(["ruler:niah_single_2"])
+    item = own.item(0, split="test", length=900, seed=0, tokenizer=plain)
+    assert "Whales sing under the ice" in item.context
+    assert item.source != default.item(0, split="test", length=900, seed=0, tokenizer=plain).source
