@@ -1,1 +1,84 @@
-"""Discover, measure and ship KV-cache eviction policies for transformer language models."""
+"""Discover, measure and ship KV-cache eviction policies for transformer language models.
+
+    import cachecraft
+    context = cachecraft.prefill(model, tokenizer, text, policy="keydiff", ratio=0.75)
+    context.ask("What is the special magic number?")
+
+    cachecraft.evaluate("smollm2", policies=["snapkv", "keydiff"], ratios=[0.75], tasks=["ruler:niah_single_1"])
+
+The names below are loaded on first use, so that importing the package is quick.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from cachecraft.errors import CacheCraftError
+
+if TYPE_CHECKING:
+    from cachecraft.api import Evaluation as Evaluation
+    from cachecraft.api import evaluate as evaluate
+    from cachecraft.api import open_evaluation as open_evaluation
+    from cachecraft.models import LoadedModel as LoadedModel
+    from cachecraft.models import fetch as fetch_model
+    from cachecraft.models import load as load_model
+    from cachecraft.policy.check import check_policy as check_policy
+    from cachecraft.policy.contract import Policy as Policy
+    from cachecraft.policy.contract import builtin_policies as builtin_policies
+    from cachecraft.policy.contract import load_policy as load_policy
+    from cachecraft.policy.features import Features as Features
+    from cachecraft.runtime.context import CompressedContext as CompressedContext
+    from cachecraft.runtime.context import load as load_context
+    from cachecraft.runtime.context import prefill as prefill
+
+_HOMES = {
+    "CompressedContext": ("cachecraft.runtime.context", "CompressedContext"),
+    "Evaluation": ("cachecraft.api", "Evaluation"),
+    "Features": ("cachecraft.policy.features", "Features"),
+    "LoadedModel": ("cachecraft.models", "LoadedModel"),
+    "Policy": ("cachecraft.policy.contract", "Policy"),
+    "builtin_policies": ("cachecraft.policy.contract", "builtin_policies"),
+    "check_policy": ("cachecraft.policy.check", "check_policy"),
+    "evaluate": ("cachecraft.api", "evaluate"),
+    "fetch_model": ("cachecraft.models", "fetch"),
+    "load_context": ("cachecraft.runtime.context", "load"),
+    "load_model": ("cachecraft.models", "load"),
+    "load_policy": ("cachecraft.policy.contract", "load_policy"),
+    "open_evaluation": ("cachecraft.api", "open_evaluation"),
+    "prefill": ("cachecraft.runtime.context", "prefill"),
+}
+
+__all__ = [
+    "CacheCraftError",
+    "CompressedContext",
+    "Evaluation",
+    "Features",
+    "LoadedModel",
+    "Policy",
+    "__version__",
+    "builtin_policies",
+    "check_policy",
+    "evaluate",
+    "fetch_model",
+    "load_context",
+    "load_model",
+    "load_policy",
+    "open_evaluation",
+    "prefill",
+]
+
+try:
+    __version__ = version("cachecraft-kv")
+except PackageNotFoundError:  # run from a source tree that was not installed
+    __version__ = "0+unknown"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'cachecraft' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from cachecraft.errors import TaskError
+from cachecraft.chat import apply_template, frame
+from cachecraft.errors import ModelError
 from cachecraft.tasks import Item, load_tasks, render
-from cachecraft.tasks.prompt import apply_template, frame
 
 
 def item_for(tokenizer: Any, length: int = 700) -> Item:
@@ -76,7 +76,7 @@ def test_an_empty_piece_has_no_tokens(plain: PreTrainedTokenizerFast) -> None:
 def test_a_template_that_drops_or_repeats_the_text_is_refused(
     template: str, with_template: Callable[[str], PreTrainedTokenizerFast]
 ) -> None:
-    with pytest.raises(TaskError, match="times instead of once"):
+    with pytest.raises(ModelError, match="times instead of once"):
         frame(with_template(template))
 
 

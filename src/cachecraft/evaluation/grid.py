@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 
+from cachecraft.chat import token_ids
 from cachecraft.errors import CacheCraftError
 from cachecraft.evaluation.answers import Selection, answer_ids, fidelities, likelihoods, queries_of
 from cachecraft.evaluation.cells import (
@@ -33,7 +34,7 @@ from cachecraft.evaluation.selections import Selections, Subject
 from cachecraft.evaluation.store import Result, RunStore, open_run
 from cachecraft.evaluation.timing import Stopwatch
 from cachecraft.evaluation.traces import Trace, record
-from cachecraft.tasks.prompt import Prompt, render, token_ids
+from cachecraft.tasks.prompt import Prompt, render
 from cachecraft.tasks.registry import load_tasks
 from cachecraft.tasks.sources import Sources
 from cachecraft.tasks.task import Item, Task
@@ -131,14 +132,16 @@ def evaluate(
     """
     tasks = load_tasks(settings.tasks, sources=Sources(tuple(Path(name) for name in settings.essays)))
     cells = make_cells(settings.policies, settings.budgets, references=settings.references, selector=settings.selector)
+    subject.structure.require_room(settings.length)
+    for task in tasks:  # what cannot be built is refused before there is a run folder
+        _item(subject, settings, task, 0)
     store = open_run(folder, _settings_record(subject, settings), IDENTITY)
     store.add_policies((cell.policy.id, cell.policy.name, cell.policy.source) for cell in cells if cell.policy)
     store.log_reading(settings.split, purpose, datetime.now(UTC).isoformat(timespec="seconds"))
     clock = Stopwatch()
     wanted: list[str] = []
     total = len(tasks) * settings.samples
-    done = 0
-    for task, item in _items(subject, settings, tasks, clock):
+    for done, (task, item) in enumerate(_items(subject, settings, tasks, clock), start=1):
         jobs = {
             _id(subject, settings, cell, scoring, item): (cell, scoring)
             for cell in cells
@@ -151,7 +154,6 @@ def evaluate(
             measured = _measure(subject, settings, task, item, missing, clock)
             with clock.phase("store"):
                 store.add(measured, _item_text(item))
-        done += 1
         progress(Progress(done, total, task.name, len(missing), clock.seconds))
     return store, wanted
 
@@ -186,14 +188,14 @@ def _items(
     for index in range(settings.samples):
         for task in tasks:
             with clock.phase("items"):
-                item = task.item(
-                    index,
-                    split=settings.split,
-                    length=settings.length,
-                    seed=settings.seed,
-                    tokenizer=subject.tokenizer,
-                )
+                item = _item(subject, settings, task, index)
             yield task, item
+
+
+def _item(subject: Subject, settings: Settings, task: Task, index: int) -> Item:
+    return task.item(
+        index, split=settings.split, length=settings.length, seed=settings.seed, tokenizer=subject.tokenizer
+    )
 
 
 def _id(subject: Subject, settings: Settings, cell: Cell, scoring: Scoring, item: Item) -> str:

@@ -16,16 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from cachecraft.errors import RunError
-from cachecraft.policy.features import LayerFeatures, RotaryTable
-from cachecraft.runtime import compat
-from cachecraft.runtime.attention import LayerCall, attending
-from cachecraft.runtime.structure import ModelStructure, content_seed, token_masks
+from cachecraft.policy.features import LayerFeatures
+from cachecraft.runtime.attention import LayerCall
+from cachecraft.runtime.features import SequenceFeatures, observe_prefill
+from cachecraft.runtime.structure import ModelStructure
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +63,7 @@ class Trace:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, as stored on disk."""
-        named = {}
+        named: dict[str, Tensor] = {}
         for index, layer in enumerate(self.layers):
             named |= {f"{index}.queries": layer.queries, f"{index}.keys": layer.keys, f"{index}.values": layer.values}
             if layer.logsumexp is not None:
@@ -78,7 +77,6 @@ def record(structure: ModelStructure, ids: Sequence[int]) -> Trace:
     Raises:
         ModelError: The tokens do not fit the model's context.
     """
-    structure.require_room(len(ids))
     layers: list[TracedLayer] = []
 
     def keep(call: LayerCall) -> None:
@@ -92,11 +90,7 @@ def record(structure: ModelStructure, ids: Sequence[int]) -> Trace:
             )
         )
 
-    model = structure.model
-    tokens = torch.tensor([list(ids)], device=model.device)
-    positions = torch.arange(len(ids), device=model.device).unsqueeze(0)
-    with torch.no_grad(), attending(model, observer=keep):
-        compat.hidden_states(model, tokens, positions, None)
+    observe_prefill(structure, ids, keep)
     return Trace(tuple(ids), tuple(layers))
 
 
@@ -111,23 +105,10 @@ def layer_features(
         trace: A recorded prefill.
         strict: Compare checksums too, so that no write into the arrays goes unseen.
     """
-    rotary: RotaryTable = structure.rotary(trace.tokens)
-    special, punctuation = token_masks(tokenizer, trace.ids)
+    sequence = SequenceFeatures.of(structure, tokenizer, trace.ids)
     for index, layer in enumerate(trace.layers):
-        features = LayerFeatures(
-            layer.keys,
-            layer.values,
-            layer.queries,
-            layer=index,
-            layers=len(trace.layers),
-            rotary=rotary,
-            output_projection=structure.output_projection(index),
-            scaling=structure.scaling(index),
-            logsumexp=layer.logsumexp,
-            special_mask=special,
-            punctuation_mask=punctuation,
-            seed=content_seed(trace.ids, index),
-            strict=strict,
+        features = sequence.layer(
+            index, layer.queries, layer.keys, layer.values, layer.logsumexp, layers=len(trace.layers), strict=strict
         )
         yield features
         features.release()

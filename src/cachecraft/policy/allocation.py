@@ -1,4 +1,4 @@
-"""How many entries each layer and kv head keeps. So far: uniform by the caller, or what the policy's own `allocate` says."""
+"""How many entries each layer and kv head keeps where a policy divides the budget itself; elsewhere all keep alike."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 """The attention function that CacheCraft registers with transformers, and the `with` that switches a model to it.
 
 It does three things that the stock functions do not: it shows an observer the post-RoPE queries, keys and values
-of every layer; it builds its causal mask from the lengths that the cache holds, so that layers, rows and heads may
-hold different numbers of entries; and it runs many candidates' caches as one packed batch.
+of every layer; it leaves the masks to the cache, which knows how many entries each of its layers, rows and heads
+holds; and it runs many candidates' caches as one packed batch.
 It does not decide what is kept: see `cachecraft.policy`.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -32,8 +33,8 @@ class LayerCall:
     Attributes:
         layer: Index of the layer.
         queries: (B, H, N, D) post-RoPE queries of the new tokens (packed: one row for all candidates).
-        keys: (B, G, S, D) post-RoPE keys that they attend to, the new tokens' included.
-        values: (B, G, S, D).
+        keys: (B, G, N, D) post-RoPE keys of the new tokens.
+        values: (B, G, N, D).
         logsumexp: (B, H, N) float32 of the scaled causal logits, or None where the kernel does not give it.
     """
 
@@ -56,6 +57,8 @@ class _Session:
 
 
 _SESSION: ContextVar[_Session | None] = ContextVar("cachecraft_attention", default=None)
+# A model has one attention setting for all threads, so one block at a time; a thread may nest its own.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 @contextmanager
@@ -69,25 +72,59 @@ def attending(
         cache: The compressed cache that calls inside the block will use, if any.
         observer: Called once per layer and forward pass with a `LayerCall`.
 
+    Other threads wait until the block ends, so it should not be left open across a `yield`.
+
     Raises:
-        ModelError: The model asks for soft-capping or a sliding window, which this function does not do yet.
+        ModelError: Inside the block: the model asks for soft-capping or a sliding window, or is given padding.
     """
     compat.register_attention(ATTENTION_NAME, _attention)
-    before = model.config._attn_implementation
-    token = _SESSION.set(_Session(cache, observer))
+    with _ONE_AT_A_TIME, _refusing_padding(model), _attended(cache):
+        before = model.config._attn_implementation
+        token = _SESSION.set(_Session(cache, observer))
+        try:
+            model.config._attn_implementation = ATTENTION_NAME
+            yield
+        finally:
+            model.config._attn_implementation = before
+            _SESSION.reset(token)
+
+
+@contextmanager
+def _attended(cache: CompressedCache | PackedCache | None) -> Iterator[None]:
+    if not isinstance(cache, CompressedCache):
+        yield
+        return
+    before = cache.attended
+    cache.attended = True
     try:
-        model.config._attn_implementation = ATTENTION_NAME
         yield
     finally:
-        model.config._attn_implementation = before
-        _SESSION.reset(token)
+        cache.attended = before
+
+
+@contextmanager
+def _refusing_padding(model: PreTrainedModel) -> Iterator[None]:
+    """Refuse masks while the block runs: transformers would drop them without a word, padding's included."""
+
+    def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
+        if mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 2 and bool(mask.all())):
+            raise ModelError(
+                "Padding and masks are not supported with CacheCraft's attention; run each text by itself, unpadded."
+            )
+
+    hook = model.base_model.register_forward_pre_hook(check, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _attention(
     module: nn.Module,
     query: Tensor,  # (B, H, N, D)
-    key: Tensor,  # (B, G, S, D), the new tokens last
-    value: Tensor,  # (B, G, S, D)
+    key: Tensor,  # (B, G, N, D) with a cache of ours, which holds the others
+    value: Tensor,  # (B, G, N, D)
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -103,10 +140,8 @@ def _attention(
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
     logsumexp: Tensor | None = None
-    if isinstance(session.cache, PackedCache):
+    if session.cache is not None:
         output = session.cache.attend(layer, query, scale)
-    elif session.cache is not None:
-        output = session.cache.attend(layer, query, key, value, scale)
     elif query.shape[2] == key.shape[2]:
         output, logsumexp = compat.fused_causal_attention(query, key, value, scale)
     else:

@@ -2,14 +2,15 @@
 
 Keys are stored as the model computed them, rotated by their true position, in text order. New tokens continue at
 the true position: `get_seq_length` returns how many tokens were seen, not how many are stored. Layers may hold
-different numbers of entries, and so may rows and kv heads of a layer; each row and head is stored from the left,
-`lengths` says how far it goes, and new tokens are written right after its last one.
+different numbers of entries, and so may rows and kv heads of a layer; heads of equal length share a buffer, so
+nothing is padded and the memory taken is that of the entries kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -18,65 +19,108 @@ from transformers.cache_utils import Cache, DynamicLayer
 from cachecraft.errors import ModelError
 
 
-class CompressedLayer(DynamicLayer):
-    """One layer: a buffer (B, G, capacity, D) of keys and one of values."""
+@dataclass(eq=False)
+class _Block:
+    """The heads of one length: which they are among all rows' heads, and their entries.
 
-    def __init__(self, keys: Tensor, values: Tensor, seen: int, lengths: Tensor | None = None) -> None:
+    Attributes:
+        heads: (n,) int64 places among the B * G heads, or None for all of them in order.
+        keys: (n, capacity, D).
+        values: (n, capacity, D).
+        filled: How many of the slots are in use, from the left.
+    """
+
+    heads: Tensor | None
+    keys: Tensor
+    values: Tensor
+    filled: int
+
+    def with_room(self, new: int) -> _Block:
+        """A copy that `new` more tokens fit into."""
+        return _Block(
+            self.heads, _grown(self.keys, self.filled, new), _grown(self.values, self.filled, new), self.filled
+        )
+
+    def of(self, heads: Tensor) -> Tensor:
+        """This block's part of (B * G, …)."""
+        return heads if self.heads is None else heads.index_select(0, self.heads)
+
+
+def _grown(buffer: Tensor, filled: int, new: int) -> Tensor:
+    larger = buffer.new_empty(buffer.shape[0], filled + new, buffer.shape[2])
+    larger[:, :filled] = buffer[:, :filled]
+    return larger
+
+
+class CompressedLayer(DynamicLayer):
+    """One layer's entries, of B rows with G kv heads each."""
+
+    def __init__(self, keys: Tensor, values: Tensor, lengths: Tensor, seen: int) -> None:
         """Take over stored entries.
 
         Args:
-            keys: (B, G, S, D) post-RoPE keys, in text order, from the left.
-            values: (B, G, S, D).
+            keys: (S, D) post-RoPE keys of all heads one after another, by row and then by kv head, each in text order.
+            values: (S, D) likewise.
+            lengths: (B, G) int64 entries of each head, summing to S.
             seen: How many tokens of the sequence have been seen: the next one's position.
-            lengths: (B, G) int64 entries in use, or None when all rows and heads use all S.
 
         Raises:
-            ModelError: Shapes that do not fit each other, or lengths outside 1 … S.
+            ModelError: Shapes that do not fit each other, or a head without an entry.
         """
-        super().__init__()
-        if keys.dim() != 4 or keys.shape[:3] != values.shape[:3]:
-            raise ModelError(f"Keys of shape {tuple(keys.shape)} do not fit values of shape {tuple(values.shape)}.")
-        if lengths is not None and (
-            lengths.shape != keys.shape[:2] or int(lengths.min()) < 1 or int(lengths.max()) > keys.shape[2]
-        ):
-            raise ModelError(f"Lengths {lengths.tolist()} do not fit {keys.shape[2]} stored entries.")
-        self._key_buffer, self._value_buffer = keys, values
-        self.filled = keys.shape[2]
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen = seen
-        self.lengths = lengths
         self.is_initialized = True
-        self._show()
-
-    def _show(self) -> None:
-        self.keys = self._key_buffer[:, :, : self.filled]
-        self.values = self._value_buffer[:, :, : self.filled]
+        self.rows, self.kv_heads = lengths.shape
+        counts: list[int] = lengths.flatten().tolist()
+        if min(counts) < 1 or not sum(counts) == keys.shape[0] == values.shape[0] or seen < max(counts):
+            raise ModelError(
+                f"Lengths {lengths.tolist()} do not fit {keys.shape[0]} keys and {values.shape[0]} values of "
+                f"{seen} tokens; every head needs at least one entry and at most one for each token."
+            )
+        self._blocks = _blocks(keys, values, counts)
 
     def reserve(self, new: int) -> None:
         """Make room for `new` more tokens, so that adding them copies nothing else."""
-        missing = self.filled + new - self._key_buffer.shape[2]
-        if missing > 0:
-            self._key_buffer = _with_room(self._key_buffer, self.filled, missing)
-            self._value_buffer = _with_room(self._value_buffer, self.filled, missing)
-            self._show()
+        self._blocks = [
+            block if block.keys.shape[1] >= block.filled + new else block.with_room(new) for block in self._blocks
+        ]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append new tokens, (B, G, N, D) each, and return all keys and values, (B, G, S + N, D)."""
+        """Append new tokens, (B, G, N, D) each; they are returned as they came, since heads differ in length."""
         new = key_states.shape[2]
-        if self.filled + new > self._key_buffer.shape[2]:
-            self.reserve(max(new, self.filled // 2, 16))
-        if self.lengths is None:
-            self._key_buffer[:, :, self.filled : self.filled + new] = key_states
-            self._value_buffer[:, :, self.filled : self.filled + new] = value_states
-        else:
-            slots = self.lengths.to(key_states.device).unsqueeze(-1) + torch.arange(new, device=key_states.device)
-            index = slots.unsqueeze(-1).expand(-1, -1, -1, key_states.shape[-1])
-            self._key_buffer.scatter_(2, index, key_states)
-            self._value_buffer.scatter_(2, index, value_states)
-            self.lengths = self.lengths + new
-        self.filled += new
+        if any(block.filled + new > block.keys.shape[1] for block in self._blocks):
+            self.reserve(max(new, 64))
+        for block in self._blocks:
+            added = slice(block.filled, block.filled + new)
+            block.keys[:, added] = block.of(key_states.flatten(0, 1))
+            block.values[:, added] = block.of(value_states.flatten(0, 1))
+            block.filled += new
         self.seen += new
-        self._show()
-        return self.keys, self.values
+        return key_states, value_states
+
+    def attend(self, query: Tensor, scale: float) -> Tensor:
+        """Attention of the newest tokens' queries, (B, H, N, D), each over its head's entries; (B, H, N, D).
+
+        To be asked after `update`: new token i sees everything but the new tokens after it.
+        """
+        rows, heads, new, width = query.shape
+        # The query heads of a kv head become rows of one matrix, so that no key is repeated for its group.
+        folded = query.reshape(rows * self.kv_heads, -1, width)  # (B * G, H/G * N, D)
+        output = folded.new_empty(*folded.shape[:2], self._blocks[0].values.shape[-1])
+        for block in self._blocks:
+            keys, values = block.keys[:, : block.filled], block.values[:, : block.filled]
+            attended = torch.nn.functional.scaled_dot_product_attention(
+                block.of(folded).unsqueeze(1),
+                keys.unsqueeze(1),
+                values.unsqueeze(1),
+                attn_mask=_visible(block.filled, new, heads // self.kv_heads, query.device),
+                scale=scale,
+            ).squeeze(1)
+            if block.heads is None:
+                output = attended
+            else:
+                output.index_copy_(0, block.heads, attended)
+        return output.view(rows, heads, new, -1)
 
     def get_seq_length(self) -> int:
         """How many tokens of the sequence have been seen; the next token's position."""
@@ -87,73 +131,126 @@ class CompressedLayer(DynamicLayer):
         raise ModelError("A compressed cache works only inside `with attending(...)`, which masks by itself.")
 
     @property
-    def stored(self) -> Tensor:
-        """(B, G) int64: entries in use by each row and kv head."""
-        if self.lengths is not None:
-            return self.lengths
-        return torch.full(self._key_buffer.shape[:2], self.filled, dtype=torch.int64)
+    def lengths(self) -> Tensor:
+        """(B, G) int64, on the CPU: entries in use by each row and kv head."""
+        lengths = torch.empty(self.rows * self.kv_heads, dtype=torch.int64)
+        for block in self._blocks:
+            lengths[slice(None) if block.heads is None else block.heads.cpu()] = block.filled
+        return lengths.view(self.rows, self.kv_heads)
+
+    def entries(self) -> tuple[Tensor, Tensor]:
+        """The keys and values in use, (S, D) each, in the order that the constructor takes."""
+        heads: dict[int, tuple[Tensor, Tensor]] = {}
+        for block in self._blocks:
+            order = range(self.rows * self.kv_heads) if block.heads is None else block.heads.tolist()
+            for place, head in enumerate(order):
+                heads[head] = block.keys[place, : block.filled], block.values[place, : block.filled]
+        pairs = [heads[head] for head in range(len(heads))]
+        return torch.cat([keys for keys, _ in pairs]), torch.cat([values for _, values in pairs])
 
     @property
     def bytes(self) -> int:
         """Bytes of the keys and values in use."""
-        width = self.keys.shape[-1] * self.keys.element_size() + self.values.shape[-1] * self.values.element_size()
-        return int(self.stored.sum()) * width
+        sides = [side[:, : block.filled] for block in self._blocks for side in (block.keys, block.values)]
+        return sum(side.numel() * side.element_size() for side in sides)
+
+    @property
+    def bytes_per_entry(self) -> int:
+        """Bytes that one entry of one head takes."""
+        block = self._blocks[0]
+        return sum(side.shape[-1] * side.element_size() for side in (block.keys, block.values))
 
     def fork(self, new: int) -> CompressedLayer:
         """A copy with room for `new` more tokens."""
-        copy = CompressedLayer(self.keys, self.values, self.seen, self.lengths)
-        copy._key_buffer = _with_room(self.keys, self.filled, new)
-        copy._value_buffer = _with_room(self.values, self.filled, new)
-        copy._show()
+        copy = object.__new__(CompressedLayer)
+        copy.__dict__ |= self.__dict__
+        copy._blocks = [block.with_room(new) for block in self._blocks]
         return copy
 
-    def visible(self, new: int) -> Tensor | None:
-        """Which entries each of the last `new` tokens may see: bool (B or 1, G or 1, N, S), or None for all.
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ModelError(
+            "A compressed cache cannot be cut, reordered or moved, as beam search and assisted decoding do; "
+            "decode greedily or by sampling, from a fork."
+        )
 
-        To be asked after `update`.
-        """
-        slots = torch.arange(self.filled)
-        before = torch.arange(new) - new  # token i may see up to and with entry length + before[i]
-        if self.lengths is None:
-            return None if new == 1 else (slots <= (self.filled + before).unsqueeze(1)).view(1, 1, new, -1)
-        return slots <= (self.lengths.unsqueeze(-1) + before).unsqueeze(-1)
+    # Inherited forms of these would work on tensors that this layer does not have.
+    crop = reset = reorder_cache = batch_repeat_interleave = batch_select_indices = offload = prefetch = _refuse
 
 
-def _with_room(buffer: Tensor, filled: int, missing: int) -> Tensor:
-    larger = buffer.new_zeros(*buffer.shape[:2], filled + missing, buffer.shape[3])
-    larger[:, :, :filled] = buffer[:, :, :filled]
-    return larger
+def _blocks(keys: Tensor, values: Tensor, counts: Sequence[int]) -> list[_Block]:
+    if len(set(counts)) == 1:
+        shape = (len(counts), counts[0], -1)
+        return [_Block(None, keys.view(shape), values.view(shape), counts[0])]
+    by_length: dict[int, list[int]] = {}
+    for head, count in enumerate(counts):
+        by_length.setdefault(count, []).append(head)
+    each_key, each_value = keys.split(list(counts)), values.split(list(counts))
+    return [
+        _Block(
+            torch.tensor(heads, device=keys.device),
+            torch.stack([each_key[head] for head in heads]),
+            torch.stack([each_value[head] for head in heads]),
+            count,
+        )
+        for count, heads in by_length.items()
+    ]
+
+
+def _visible(filled: int, new: int, group: int, device: torch.device) -> Tensor | None:
+    """Which of `filled` entries each of the last `new` tokens may see, (group * N, S) bool, or None for all."""
+    if new == 1:
+        return None
+    last = torch.arange(filled - new, filled, device=device)
+    return (torch.arange(filled, device=device) <= last.unsqueeze(1)).repeat(group, 1)
 
 
 class CompressedCache(Cache):
     """A compressed layer for each layer of the model; usable wherever transformers takes a cache.
 
-    To be used inside `cachecraft.runtime.attention.attending(model, cache=...)`.
+    To be used inside `cachecraft.runtime.attention.attending(model, cache=...)`; elsewhere it refuses new tokens,
+    because another attention function would not know what it holds.
     """
 
     def __init__(self, layers: Sequence[CompressedLayer]) -> None:
         """Take over the layers, in the model's order."""
         super().__init__(layers=list(layers))
+        self.attended = False  # set by `attending` while its block runs
+
+    def __bool__(self) -> bool:
+        """A cache is a cache, however few entries or layers it has."""
+        return True
+
+    @property
+    def compressed(self) -> list[CompressedLayer]:
+        """The layers."""
+        return cast("list[CompressedLayer]", self.layers)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append a layer's new tokens, (B, G, N, D) each; they are returned as they came.
+
+        Raises:
+            ModelError: The call comes from outside of `with attending(model, cache=...)` for this cache.
+        """
+        if not self.attended:
+            raise ModelError("A compressed cache takes new tokens only inside `with attending(model, cache=...)`.")
+        return self.compressed[layer_idx].update(key_states, value_states)
+
+    def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
+        """Attention of the newest tokens' queries, (B, H, N, D), over all entries of a layer; (B, H, N, D)."""
+        return self.compressed[layer].attend(query, scale)
 
     def fork(self, new: int) -> CompressedCache:
         """A copy with room for `new` more tokens; this one stays as it is, whatever the copy is used for."""
-        return CompressedCache([layer.fork(new) for layer in self.layers])
+        return CompressedCache([layer.fork(new) for layer in self.compressed])
+
+    @property
+    def lengths(self) -> Tensor:
+        """(L, B, G) int64, on the CPU: entries in use by each layer, row and kv head."""
+        return torch.stack([layer.lengths for layer in self.compressed])
 
     @property
     def bytes(self) -> int:
         """Bytes of the keys and values in use."""
-        return sum(layer.bytes for layer in self.layers)
-
-    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """Attention of the newest tokens' queries, (B, H, N, D), over all entries of a layer; (B, H, N, D)."""
-        heads, kv_heads = query.shape[1], keys.shape[1]
-        visible = self.layers[layer].visible(query.shape[2])
-        mask = None
-        if visible is not None:
-            if visible.shape[1] > 1:
-                visible = visible.repeat_interleave(heads // kv_heads, dim=1)
-            mask = torch.zeros(visible.shape, dtype=query.dtype).masked_fill_(~visible, float("-inf"))
-            mask = mask.to(query.device)
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, scale=scale, enable_gqa=heads != kv_heads
-        )
+        return sum(layer.bytes for layer in self.compressed)

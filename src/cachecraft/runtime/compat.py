@@ -73,7 +73,7 @@ def register_attention(name: str, function: AttentionFunction) -> None:
     AttentionInterface.register(name, function)
 
 
-def cache_keyword(model: PreTrainedModel) -> str:
+def cache_keyword(model: torch.nn.Module) -> str:
     """The name under which this release passes the cache to `forward`: ``cache``, or ``past_key_values`` before."""
     parameters = inspect.signature(type(model).forward).parameters
     for name in ("cache", "past_key_values"):
@@ -137,7 +137,9 @@ def fused_causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: f
     """Causal attention of a whole sequence over itself, and the log-sum-exp of its logits where the kernel gives it.
 
     Args:
-        query: (B, H, T, D); key, value: (B, G, T, D), G a divisor of H.
+        query: (B, H, T, D).
+        key: (B, G, T, D), G a divisor of H.
+        value: (B, G, T, D).
         scaling: Factor of the dot products.
 
     Returns:

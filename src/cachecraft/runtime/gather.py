@@ -10,27 +10,36 @@ from torch import Tensor
 from cachecraft.runtime.cache import CompressedCache, CompressedLayer
 
 
+def compressed_layer(keys: Tensor, values: Tensor, mask: Tensor, *, seen: int) -> CompressedLayer:
+    """A layer whose rows are different selections from one sequence.
+
+    Args:
+        keys: (G, T, D), dense.
+        values: (G, T, D).
+        mask: (B, G, T) bool, the kept entries of each of B rows; every head keeps at least one.
+        seen: Tokens seen so far: the position of the next token.
+
+    Raises:
+        ModelError: A head keeps nothing.
+    """
+    tokens = keys.shape[1]
+    where = mask.to(keys.device).nonzero()  # (S, 3), by row, then head, then position: text order
+    flat = where[:, 1] * tokens + where[:, 2]
+    kept = [dense.flatten(0, 1).index_select(0, flat) for dense in (keys, values)]
+    return CompressedLayer(kept[0], kept[1], mask.sum(dim=-1).cpu(), seen)
+
+
 def compressed_cache(layers: Sequence[tuple[Tensor, Tensor]], masks: Sequence[Tensor], *, seen: int) -> CompressedCache:
-    """A cache whose rows are different selections from one sequence.
+    """A cache whose rows are different selections from one sequence; see `compressed_layer`.
 
     Args:
         layers: For each layer its dense keys and values, (G, T, D) each.
-        masks: For each layer (B, G, T) bool, the kept entries of each of B rows; every head keeps at least one.
-        seen: Tokens seen so far: the position of the next token.
-
-    Returns:
-        A cache of B rows. Layers of equal counts share their `lengths`, and with them their attention mask.
+        masks: For each layer (B, G, T) bool.
+        seen: Tokens seen so far.
     """
-    shared: dict[bytes, Tensor | None] = {}
-    built = []
-    for (keys, values), mask in zip(layers, masks, strict=True):
-        counts, largest = counts_of(mask)
-        slots = slots_of(mask, counts, largest, 0).to(keys.device)
-        key = counts.numpy().tobytes()
-        if key not in shared:
-            shared[key] = None if bool((counts == largest).all()) else counts
-        built.append(CompressedLayer(take(keys, slots), take(values, slots), seen, shared[key]))
-    return CompressedCache(built)
+    return CompressedCache(
+        [compressed_layer(keys, values, mask, seen=seen) for (keys, values), mask in zip(layers, masks, strict=True)]
+    )
 
 
 def counts_of(mask: Tensor) -> tuple[Tensor, int]:
@@ -50,8 +59,8 @@ def slots_of(mask: Tensor, counts: Tensor, largest: int, room: int) -> Tensor:
         kept = where[:, 2].view(rows, heads, largest)
         return torch.nn.functional.pad(kept, (0, room))
     first = (counts.flatten().cumsum(0) - counts.flatten()).view(rows, heads)  # where each head's run begins
-    rank = torch.arange(where.shape[0]) - first[where[:, 0], where[:, 1]]
-    slots = torch.zeros(rows, heads, largest + room, dtype=torch.int64)
+    rank = torch.arange(where.shape[0], device=mask.device) - first[where[:, 0], where[:, 1]]
+    slots = torch.zeros(rows, heads, largest + room, dtype=torch.int64, device=mask.device)
     slots[where[:, 0], where[:, 1], rank] = where[:, 2]
     return slots
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import string
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,10 +67,17 @@ class ModelStructure:
         """The rotary tables of a context of `length` entries and the `ROTARY_MARGIN` positions after it."""
         return RotaryTable(*compat.rotary_tables(self.model, length + ROTARY_MARGIN))
 
+    def device(self, layer: int) -> torch.device:
+        """Where a layer computes, and so where its cache belongs."""
+        return self._projection(layer).device
+
     def output_projection(self, layer: int) -> Tensor:
         """(H, D, hidden) view of a layer's output projection: head h adds its output times [h]."""
+        return self._projection(layer).detach().t().view(self.heads, self.head_dim, self.hidden)
+
+    def _projection(self, layer: int) -> Tensor:
         weight: Tensor = compat.decoder_layers(self.model)[layer].self_attn.o_proj.weight  # type: ignore[union-attr, assignment]
-        return weight.detach().t().view(self.heads, self.head_dim, self.hidden)
+        return weight
 
     def scaling(self, layer: int) -> float:
         """The factor of a layer's dot products."""
@@ -88,25 +91,3 @@ class ModelStructure:
         """
         if tokens > self.context:
             raise ModelError(f"{tokens} tokens do not fit the model's context of {self.context}; use a shorter length.")
-
-
-def content_seed(ids: Sequence[int], layer: int) -> int:
-    """A seed that depends on the tokens and the layer only, for policies that choose at random."""
-    digest = hashlib.sha256(repr((tuple(ids), layer)).encode()).digest()
-    return int.from_bytes(digest[:7], "big")
-
-
-def token_masks(tokenizer: Any, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Which entries are special tokens and which are nothing but punctuation, two (T,) bool tensors."""
-    special = set(tokenizer.all_special_ids)
-    unique = sorted(set(ids))
-    marks = set(string.punctuation)
-    punctuation = set()
-    for token in unique:
-        text = tokenizer.decode([token]).strip()
-        if text and set(text) <= marks:
-            punctuation.add(token)
-    return (
-        torch.tensor([i in special for i in ids], dtype=torch.bool),
-        torch.tensor([i in punctuation and i not in special for i in ids], dtype=torch.bool),
-    )

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cachecraft.chat import Tokenizer, frame, token_ids
 from cachecraft.errors import TaskError
-from cachecraft.tasks.prompt import frame, render, token_ids
-from cachecraft.tasks.task import Item, Tokenizer
+from cachecraft.tasks.prompt import render
+from cachecraft.tasks.task import Item
 
 _UNITS_PER_TOKEN = 16  # no tokenizer merges that many words or lines into one token
 _GUESSES = 12

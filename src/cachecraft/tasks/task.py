@@ -11,33 +11,13 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+from cachecraft.chat import Tokenizer
 from cachecraft.errors import TaskError, UnknownNameError
 
 SPLITS = ("search", "validation", "test")
 """The three disjoint sets of items; `test` is read for reports only."""
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that tasks use; anything with these members will do."""
-
-    @property
-    def chat_template(self) -> Any:
-        """The template's source, or None for a model that has none."""
-
-    def __call__(self, text: str, *, add_special_tokens: bool, verbose: bool) -> Any:
-        """Return a mapping whose ``input_ids`` is a list of token ids."""
-
-    def apply_chat_template(
-        self,
-        conversation: list[dict[str, str]],
-        *,
-        tokenize: bool,
-        add_generation_prompt: bool,
-        **settings: Any,
-    ) -> Any:
-        """Return the conversation as the model expects it (text when ``tokenize`` is false)."""
 
 
 @dataclass(frozen=True)

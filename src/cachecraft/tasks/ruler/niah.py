@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
+from cachecraft.chat import Tokenizer
 from cachecraft.tasks.fitting import fit_item
 from cachecraft.tasks.haystack import NOISE_LINE, weave
 from cachecraft.tasks.metrics import string_match_all
 from cachecraft.tasks.sources import Sources
-from cachecraft.tasks.task import Item, Segment, Tokenizer, check_request, item_seed, split_number
+from cachecraft.tasks.task import Item, Segment, check_request, item_seed, split_number
 from cachecraft.tasks.words import distinct, number_value, uuid_key, uuid_value, word_key
 
 _NEEDLE = "One of the special magic {kind} for {key} is: {value}."

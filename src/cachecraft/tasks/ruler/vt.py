@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from cachecraft.chat import Tokenizer, token_ids
 from cachecraft.tasks.fitting import fit_item, largest_fitting
 from cachecraft.tasks.haystack import NOISE_LINE, weave
 from cachecraft.tasks.metrics import string_match_all
-from cachecraft.tasks.prompt import token_ids
-from cachecraft.tasks.task import Item, Segment, Tokenizer, check_request, item_seed, split_number
+from cachecraft.tasks.task import Item, Segment, check_request, item_seed, split_number
 from cachecraft.tasks.words import distinct, name_key, number_value
 
 _OPENING = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"

@@ -1,0 +1,289 @@
+"""The command line: each command reads its options, calls the API and prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cachecraft import __version__
+from cachecraft.errors import BudgetError, CacheCraftError, RunError
+from cachecraft.terminal import item_progress, one_sentence, out, say
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Discover, measure and ship KV-cache eviction policies for transformer language models.",
+)
+model_app = typer.Typer(no_args_is_help=True, help="The built-in model.")
+app.add_typer(model_app, name="model")
+
+DEMO_POLICIES = (
+    "streaming_llm",
+    "knorm",
+    "keydiff",
+    "vnorm",
+    "value_diversity",
+    "vk_ratio",
+    "snapkv",
+    "tova",
+    "frc",
+)
+DEMO_RATIOS = (0.5, 0.75, 0.88)
+DEMO_TASKS = (
+    "ruler:niah_single_1",
+    "ruler:niah_single_2",
+    "ruler:niah_single_3",
+    "ruler:niah_multikey_1",
+    "ruler:niah_multivalue",
+    "ruler:niah_multiquery",
+)
+
+Models = Annotated[str, typer.Option("--model", help="smollm2 (built in), a hub id, a folder or a GGUF file.")]
+Run = Annotated[Path, typer.Option("--run", help="Folder of the run; made when missing, gone on with when not.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"cachecraft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Options before the command."""
+
+
+@app.command()
+def evaluate(
+    policy: Annotated[list[str], typer.Option(help="NAME, NAME:key=value or FILE.py; repeat for more.")],
+    model: Models = "smollm2",
+    ratio: Annotated[list[str] | None, typer.Option(help="Share to evict, in [0, 1); repeat, or 0.5,0.75.")] = None,
+    keep: Annotated[list[str] | None, typer.Option(help="Entries to keep per kv head; repeat, or 64,128.")] = None,
+    tasks: Annotated[str, typer.Option(help="Tasks or families, comma-separated.")] = "ruler:niah_single_1",
+    length: Annotated[int, typer.Option(help="Tokens of an item, generated ones included.")] = 1024,
+    samples: Annotated[int, typer.Option(help="Items per task.")] = 20,
+    regime: Annotated[
+        str, typer.Option(help="agnostic: compressed before the question is seen; aware: with it.")
+    ] = "agnostic",
+    scoring: Annotated[str, typer.Option(help="answer, likelihood, fidelity; comma-separated for several.")] = "answer",
+    split: Annotated[str, typer.Option(help="search, validation or test.")] = "test",
+    seed: Annotated[int, typer.Option(help="Base seed of the items.")] = 0,
+    run: Run = Path("runs/evaluate"),
+    selector: Annotated[
+        str | None, typer.Option(help="Replaces every policy's own: tokens, chunks:20, pages:16.")
+    ] = None,
+    against: Annotated[str, typer.Option(help="Also print paired differences to this row.")] = "",
+    references: Annotated[
+        str, typer.Option(help="Reference lines to measure, comma-separated; or none.")
+    ] = "full,hindsight,random",
+    essay: Annotated[list[str] | None, typer.Option(help="Text file for essay haystacks; repeat for more.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, … or auto.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Try a model class that was not tested.")] = False,
+) -> None:
+    """Measure policies on a model and print a ranked table with intervals."""
+    with one_sentence(lambda: _how_to_go_on(run)):
+        from cachecraft import api
+        from cachecraft.policy.contract import load_policy
+        from cachecraft.tasks.registry import load_tasks
+
+        ratios = [_number(text, float, "--ratio") for text in _split(ratio)]
+        keeps = [_number(text, int, "--keep") for text in _split(keep)]
+        if not ratios and not keeps:
+            raise BudgetError("How much stays? Give --ratio (share to evict, such as 0.75) or --keep (entries).")
+        api.budgets(ratios, keeps)
+        for spec in policy:  # what can be refused is refused before a model is loaded
+            load_policy(spec, selector=selector)
+        names = _split([tasks])
+        load_tasks(names)
+        loaded = _load(model, dtype, device, threads, revision)
+        with item_progress("evaluate") as progress:
+            evaluation = api.evaluate(
+                loaded,
+                policies=policy,
+                ratios=ratios,
+                keeps=keeps,
+                tasks=names,
+                run=run,
+                length=length,
+                samples=samples,
+                regime=regime,
+                scoring=_split([scoring]),
+                split=split,
+                seed=seed,
+                selector=selector,
+                references=[] if references == "none" else _split([references]),
+                essays=essay or (),
+                force=force,
+                progress=progress,
+            )
+        _print_evaluation(evaluation, against)
+
+
+@app.command()
+def table(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    against: Annotated[str, typer.Option(help="Also print paired differences to this row.")] = "",
+) -> None:
+    """Print the table of a run again, of everything that its folder holds."""
+    with one_sentence():
+        from cachecraft import api
+
+        _print_evaluation(api.open_evaluation(run), against)
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    policy: Annotated[str, typer.Option(help="Name as in the table; full, hindsight and random too.")],
+    task: Annotated[str, typer.Option(help="Name of a task of the run.")],
+    limit: Annotated[int, typer.Option(help="The most items to show.")] = 5,
+) -> None:
+    """Show a policy's answers item by item: the end of the prompt, references, answer and score at each budget."""
+    with one_sentence():
+        from cachecraft.reporting.samples import print_samples
+
+        print_samples(out, run, policy=policy, task=task, limit=limit)
+
+
+@app.command()
+def policies() -> None:
+    """List the built-in policies: name, paper, cost and what each one looks at."""
+    with one_sentence():
+        from rich.table import Table
+
+        from cachecraft.policy.contract import builtin_policies, load_policy
+
+        listing = Table(box=None, pad_edge=False, header_style="bold")
+        for column in ("name", "cost", "paper", "looks at"):
+            listing.add_column(column, no_wrap=column != "looks at")
+        for name in builtin_policies():
+            policy = load_policy(name)
+            listing.add_row(name, policy.cost, policy.paper or "—", ", ".join(policy.needs))
+        out.print(listing)
+        out.print("\ncost: of scoring T entries; w is a window. `cachecraft check FILE.py` tests a policy of your own.")
+
+
+@app.command()
+def check(spec: Annotated[str, typer.Argument(help="FILE.py or a policy's name.")]) -> None:
+    """Test whether a policy keeps the contract: every rule that it breaks, in one sentence each."""
+    with one_sentence():
+        from cachecraft.policy.check import check_policy
+        from cachecraft.policy.contract import load_policy
+
+        policy = load_policy(spec)
+        broken = check_policy(policy)
+        for sentence in broken:
+            out.print(f"[red]✗[/] {sentence}" if out.is_terminal else f"x {sentence}", soft_wrap=True, markup=True)
+        if broken:
+            raise SystemExit(2)
+        out.print(f"{policy.name} keeps the contract; cost {policy.cost}, looks at {', '.join(policy.needs)}.")
+
+
+@model_app.command()
+def fetch(name: Annotated[str, typer.Argument(help="A built-in model.")] = "smollm2") -> None:
+    """Download a built-in model once and convert it; prints the folder that holds it."""
+    with one_sentence():
+        from cachecraft.models import fetch as fetch_model
+
+        print(fetch_model(name, say))
+
+
+@app.command()
+def demo(
+    run: Run = Path("runs/demo"),
+    samples: Annotated[int, typer.Option(help="Items per task.")] = 8,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+) -> None:
+    """Compare nine policies on a real model at 1k tokens, on the RULER tasks that the model can do."""
+    with one_sentence(lambda: _how_to_go_on(run)):
+        from cachecraft import api
+
+        loaded = _load("smollm2", "auto", "cpu", threads, None)
+        say("Which tasks can the model do with its full cache?")
+        with item_progress("full cache") as progress:
+            probe = api.evaluate(
+                loaded,
+                policies=[],
+                ratios=[0.0],
+                tasks=DEMO_TASKS,
+                run=run / "eligible",
+                samples=3,
+                split="validation",
+                references=["full"],
+                progress=progress,
+            )
+        means = probe.summary().rows[0].cells["0"].by_task
+        able = [task for task in DEMO_TASKS if means[task] >= 0.5]
+        for task in DEMO_TASKS:
+            say(f"  {task}: {means[task]:.2f} {'' if task in able else '(left out)'}".rstrip())
+        if not able:
+            raise RunError("The model can do none of the demo's tasks, so there is nothing to compare on.")
+        with item_progress("evaluate") as progress:
+            evaluation = api.evaluate(
+                loaded,
+                policies=DEMO_POLICIES,
+                ratios=DEMO_RATIOS,
+                tasks=able,
+                run=run,
+                samples=samples,
+                progress=progress,
+            )
+        _print_evaluation(evaluation, "")
+
+
+def _load(model: str, dtype: str, device: str, threads: int | None, revision: str | None) -> Any:
+    from cachecraft.models import load
+
+    return load(model, dtype=dtype, device=device, threads=threads, revision=revision, progress=say)
+
+
+def _print_evaluation(evaluation: Any, against: str) -> None:
+    from cachecraft.reporting.tables import difference_table, notes, terminal_table
+
+    for summary in evaluation.summaries(against=against):
+        out.print()
+        out.print(terminal_table(summary))
+        if against:
+            out.print()
+            out.print(difference_table(summary))
+        out.print()
+        for line in notes(summary, evaluation.settings):
+            out.print(line, style="dim", markup=False)
+    written = evaluation.export()
+    out.print(f"\nRun folder: {evaluation.folder} ({', '.join(path.name for path in written)})", markup=False)
+
+
+def _how_to_go_on(run: Path) -> str:
+    if not (run / "run.sqlite").exists():
+        return "Nothing was measured yet; the same command starts again."
+    return f"What was measured is kept in {run}; the same command goes on from there."
+
+
+def _split(values: list[str] | None) -> list[str]:
+    return [part.strip() for value in values or [] for part in value.split(",") if part.strip()]
+
+
+def _number(text: str, kind: Any, option: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = "a whole number such as 128" if kind is int else "a number such as 0.75"
+        raise CacheCraftError(f"{option} {text!r} is not a number; give {wanted}.") from None
+
+
+def main() -> None:
+    """Run the command line; what it raises outside of a command is a fault of ours and shows its traceback."""
+    with one_sentence():
+        app(standalone_mode=True)
+
+
+if __name__ == "__main__":
+    main()

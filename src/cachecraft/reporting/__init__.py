@@ -1,0 +1,1 @@
+"""What people see of a run: tables, plots and files of numbers."""

@@ -1,0 +1,172 @@
+"""Condenses a run's per-item results into one row per policy: macro averages with intervals, paired differences.
+
+Every number compares like with like: the same items for every row of a scoring, the random line averaged over its
+draws item by item. Nothing is printed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cachecraft.errors import RunError, UnknownNameError
+from cachecraft.evaluation.statistics import Estimate, TaskScores, macro_difference, macro_mean
+from cachecraft.evaluation.store import Result
+
+FULL_BUDGET = "0"  # the label under which the full cache is measured
+
+
+@dataclass(frozen=True)
+class CellSummary:
+    """One row at one budget.
+
+    Attributes:
+        score: Macro mean over tasks with its interval, or None when the policy was rejected somewhere.
+        by_task: Mean score of each task.
+        kept: Bytes kept divided by the bytes of the whole cache.
+        forced: Protection left nothing to the scorer on every item.
+        rejected: The sentence of the first rejection, or "".
+        difference: Paired macro difference to the reference named, if one was.
+    """
+
+    score: Estimate | None
+    by_task: dict[str, float]
+    kept: float
+    forced: bool
+    rejected: str
+    difference: Estimate | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy or reference line: its cells by budget, and the mean of their scores."""
+
+    label: str
+    reference: bool
+    cells: dict[str, CellSummary]
+
+    @property
+    def mean(self) -> float:
+        """Mean of the scores over budgets; minus infinity when there is none."""
+        scores = [cell.score.estimate for cell in self.cells.values() if cell.score is not None]
+        return sum(scores) / len(scores) if scores else float("-inf")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run's results under one scoring.
+
+    Attributes:
+        scoring: ``answer``, ``likelihood`` or ``fidelity``.
+        budgets: Labels in order of rising eviction.
+        rows: Policies and reference lines, best first; the full cache before all others.
+        items: Items of each task.
+        against: The reference of the differences, or "".
+    """
+
+    scoring: str
+    budgets: tuple[str, ...]
+    rows: tuple[Row, ...]
+    items: dict[str, int]
+    against: str = ""
+
+
+def summarise(results: Iterable[Result], scoring: str, *, against: str = "", confidence: float = 0.95) -> Summary:
+    """Condense results.
+
+    Args:
+        results: Of one run.
+        scoring: Which of its scorings.
+        against: A row that all others are compared with, item by item at the same budget; "" for none.
+        confidence: Of the two-sided intervals.
+
+    Raises:
+        RunError: There are no results under this scoring, or rows were measured on different items.
+        UnknownNameError: There is no row called `against`.
+    """
+    chosen = [result for result in results if result.scoring == scoring]
+    if not chosen:
+        raise RunError(f"The run holds no results under scoring {scoring!r}; measure some with --scoring {scoring}.")
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in chosen:
+        groups.setdefault((result.label, result.budget), []).append(result)
+    labels = list(dict.fromkeys(result.label for result in chosen))
+    if against and against not in labels:
+        raise UnknownNameError("row of this run", against, labels)
+    common = _common_items(groups)
+    budgets = sorted({budget for label, budget in groups if label != "full"} or {FULL_BUDGET}, key=_by_eviction)
+    rows = []
+    for label in labels:
+        cells = {}
+        for budget in [FULL_BUDGET] if label == "full" else budgets:
+            if (label, budget) in groups:
+                cells[budget] = _cell(groups[label, budget], common, confidence)
+        rows.append(Row(label, groups[label, next(iter(cells))][0].reference, cells))
+    if against:
+        rows = [_compared(row, against, groups, common, confidence) for row in rows]
+    rows.sort(key=lambda row: (row.label != "full", -row.mean, row.label))
+    items: dict[str, int] = {}
+    for task, _ in common:
+        items[task] = items.get(task, 0) + 1
+    return Summary(scoring, tuple(budgets), tuple(rows), items, against)
+
+
+def _by_eviction(label: str) -> tuple[int, float]:
+    """Ratios from mild to harsh, then numbers of entries from many to few."""
+    return (1, -float(label.split()[1])) if label.startswith("keep ") else (0, float(label))
+
+
+def _common_items(groups: dict[tuple[str, str], list[Result]]) -> set[tuple[str, str]]:
+    """The (task, item) pairs that every row holds at every budget: a run cut short leaves some rows ahead."""
+    each = [{(result.task, result.item) for result in group} for group in groups.values()]
+    common = set.intersection(*each)
+    if not common:
+        raise RunError("No item was measured for every policy yet; run the same command again to complete it.")
+    return common
+
+
+def _scores(group: Sequence[Result], common: set[tuple[str, str]]) -> TaskScores:
+    """Scores by task and item, draws of the random line averaged."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for result in group:
+        if (result.task, result.item) in common and result.value is not None:
+            found.setdefault(result.task, {}).setdefault(result.item, []).append(result.value)
+    return {
+        task: {item: sum(values) / len(values) for item, values in by_item.items()} for task, by_item in found.items()
+    }
+
+
+def _cell(group: Sequence[Result], common: set[tuple[str, str]], confidence: float) -> CellSummary:
+    rejected = next((result.reason for result in group if result.state != "ok"), "")
+    if rejected:
+        return CellSummary(None, {}, 0.0, False, rejected)
+    scores = _scores(group, common)
+    return CellSummary(
+        score=macro_mean(scores, confidence=confidence),
+        by_task={task: sum(by_item.values()) / len(by_item) for task, by_item in scores.items()},
+        kept=sum(result.kept_bytes for result in group) / sum(result.full_bytes for result in group),
+        forced=all(result.forced for result in group),
+        rejected="",
+    )
+
+
+def _compared(
+    row: Row,
+    against: str,
+    groups: dict[tuple[str, str], list[Result]],
+    common: set[tuple[str, str]],
+    confidence: float,
+) -> Row:
+    cells = {}
+    for budget, cell in row.cells.items():
+        other = groups.get((against, FULL_BUDGET if against == "full" else budget))
+        usable = cell.score is not None and other is not None and all(result.state == "ok" for result in other)
+        if usable and other is not None and row.label != against:
+            mine = groups[row.label, budget]
+            clusters = {result.item: result.cluster for result in mine}
+            difference = macro_difference(
+                _scores(mine, common), _scores(other, common), clusters, confidence=confidence
+            )
+            cell = CellSummary(cell.score, cell.by_task, cell.kept, cell.forced, cell.rejected, difference)
+        cells[budget] = cell
+    return Row(row.label, row.reference, cells)

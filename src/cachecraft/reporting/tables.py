@@ -1,0 +1,155 @@
+"""Prints a summary: as a table for the terminal, as Markdown, and as CSV and JSON files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from cachecraft.evaluation.statistics import Estimate
+from cachecraft.reporting.summary import CellSummary, Row, Summary
+
+UNITS = {
+    "answer": "share of the references found in the generated answer",
+    "likelihood": "mean log-probability of the reference answer, nats per token",
+    "fidelity": "share of tokens on which it agrees with the full cache",
+}
+
+
+def number(estimate: Estimate) -> str:
+    """``0.83 [0.74, 0.91]``."""
+    return f"{estimate.estimate:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def cell_text(cell: CellSummary | None) -> str:
+    """What a cell of the table shows."""
+    if cell is None:
+        return ""
+    if cell.score is None:
+        return "rejected"
+    return number(cell.score) + ("*" if cell.forced else "")
+
+
+def heading(summary: Summary, budget: str) -> str:
+    """The budget with the share of the bytes that is really kept, ``0.75 (25 % kept)``."""
+    shares = [row.cells[budget].kept for row in summary.rows if budget in row.cells and row.cells[budget].score]
+    kept = f"{100 * sum(shares) / len(shares):.0f} % kept" if shares else "nothing kept"
+    return f"{budget} ({kept})"
+
+
+def terminal_table(summary: Summary) -> Table:
+    """A rich table: one row per policy, best first, the reference lines in italics."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("policy", no_wrap=True, max_width=22, overflow="ellipsis")
+    for budget in summary.budgets:
+        table.add_column(heading(summary, budget), justify="right", no_wrap=len(summary.budgets) <= 3)
+    for row in summary.rows:
+        style = "italic" if row.reference else ""
+        table.add_row(escape(row.label), *(cell_text(_shown(row, budget)) for budget in summary.budgets), style=style)
+    return table
+
+
+def difference_table(summary: Summary) -> Table:
+    """A rich table of the paired differences to the reference named in the summary."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(f"minus {summary.against}", no_wrap=True, max_width=22, overflow="ellipsis")
+    for budget in summary.budgets:
+        table.add_column(budget, justify="right")
+    for row in summary.rows:
+        if row.label == summary.against:
+            continue
+        found = [row.cells[budget].difference if budget in row.cells else None for budget in summary.budgets]
+        if any(found):
+            table.add_row(escape(row.label), *("" if each is None else _signed(each) for each in found))
+    return table
+
+
+def _signed(estimate: Estimate) -> str:
+    sure = estimate.low > 0 or estimate.high < 0
+    return f"{estimate.estimate:+.2f} [{estimate.low:+.2f}, {estimate.high:+.2f}]{' !' if sure else ''}"
+
+
+def _shown(row: Row, budget: str) -> CellSummary | None:
+    """The full cache keeps everything, whatever the budget of the column."""
+    return next(iter(row.cells.values())) if row.label == "full" else row.cells.get(budget)
+
+
+def notes(summary: Summary, settings: dict[str, Any]) -> list[str]:
+    """The lines below a table: what was measured, on what, and what to know about single rows."""
+    tasks = ", ".join(f"{task.removeprefix('ruler:')} ({count})" for task, count in sorted(summary.items.items()))
+    lines = [
+        f"Score: {UNITS[summary.scoring]}; macro average over tasks, 95 % bootstrap interval.",
+        f"Items: {tasks}; split {settings.get('split')}, {settings.get('length')} tokens, seed {settings.get('seed')}.",
+        f"Model {settings.get('model')} in {settings.get('dtype')}; query-{settings.get('regime')} regime.",
+    ]
+    full = next((row for row in summary.rows if row.label == "full"), None)
+    if full is not None:
+        means = next(iter(full.cells.values())).by_task
+        shown = ", ".join(f"{task.removeprefix('ruler:')} {mean:.2f}" for task, mean in sorted(means.items()))
+        lines.append(f"Full cache by task: {shown}.")
+        if summary.scoring == "answer" and (low := [task for task, mean in means.items() if mean < 0.5]):
+            lines.append(f"The model itself fails {', '.join(sorted(low))} (full cache below 0.5): read with care.")
+    forced = [f"{row.label} at {budget}" for row in summary.rows for budget, cell in row.cells.items() if cell.forced]
+    if forced:
+        lines.append(f"* Protection left nothing to the scorer: {', '.join(forced)}.")
+    for row in summary.rows:
+        reasons = {cell.rejected for cell in row.cells.values() if cell.rejected}
+        lines += [f"{row.label} was rejected: {reason}" for reason in sorted(reasons)]
+    return lines
+
+
+def markdown(summary: Summary) -> str:
+    """The table as Markdown."""
+    lines = [
+        "| policy | " + " | ".join(heading(summary, budget) for budget in summary.budgets) + " |",
+        "|---|" + "---:|" * len(summary.budgets),
+    ]
+    for row in summary.rows:
+        name = f"*{row.label}*" if row.reference else row.label
+        cells = " | ".join(cell_text(_shown(row, budget)) for budget in summary.budgets)
+        lines.append(f"| {name} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def records(summary: Summary) -> list[dict[str, Any]]:
+    """One flat record for each row, budget and task, and for the macro average under task ``macro``."""
+    found = []
+    for row in summary.rows:
+        for budget, cell in row.cells.items():
+            base = {
+                "scoring": summary.scoring,
+                "policy": row.label,
+                "reference": row.reference,
+                "budget": budget,
+                "kept": round(cell.kept, 6),
+                "forced": cell.forced,
+                "rejected": cell.rejected,
+            }
+            if cell.score is None:
+                found.append({**base, "task": "macro", "score": None, "low": None, "high": None, "n": 0})
+                continue
+            macro = {"score": cell.score.estimate, "low": cell.score.low, "high": cell.score.high, "n": cell.score.n}
+            found.append({**base, "task": "macro", **macro})
+            for task, mean in sorted(cell.by_task.items()):
+                found.append({**base, "task": task, "score": mean, "low": None, "high": None, "n": summary.items[task]})
+    return found
+
+
+def as_csv(summaries: list[Summary]) -> str:
+    """The records of several summaries as CSV."""
+    rows = [record for summary in summaries for record in records(summary)]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def as_json(summaries: list[Summary], settings: dict[str, Any]) -> str:
+    """The settings and the records of several summaries as JSON."""
+    rows = [record for summary in summaries for record in records(summary)]
+    return json.dumps({"settings": settings, "results": rows}, indent=1, default=str) + "\n"

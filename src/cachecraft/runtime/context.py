@@ -1,0 +1,263 @@
+"""A compressed context: read a text once, ask it many questions, save it, load it.
+
+The text is compressed before any question is known. Each layer is evicted as soon as it is done, so that the dense
+cache never exists as a whole; only a policy that divides its budget over the layers needs to see them all first.
+Measuring policies is the evaluation's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from cachecraft.chat import Frame, frame, token_ids
+from cachecraft.errors import BudgetError, ModelError, PolicyLoadError
+from cachecraft.policy.allocation import allocated
+from cachecraft.policy.contract import Policy, load_policy
+from cachecraft.policy.decide import Scored, decide, keep_count, score, select
+from cachecraft.policy.features import LayerFeatures
+from cachecraft.runtime import compat
+from cachecraft.runtime.attention import LayerCall, attending
+from cachecraft.runtime.cache import CompressedCache, CompressedLayer
+from cachecraft.runtime.context_file import ContextRecord, read_context, write_context
+from cachecraft.runtime.features import SequenceFeatures, observe_prefill
+from cachecraft.runtime.gather import compressed_layer
+from cachecraft.runtime.structure import ModelStructure
+
+
+@dataclass(frozen=True, eq=False)
+class CompressedContext:
+    """What is left of a text after eviction, ready for questions; made by `prefill` or `load`.
+
+    Nothing that is asked changes it: each answer works on a copy of the cache.
+
+    Attributes:
+        policy: Name of the policy that chose, with the parameters that differ from their defaults.
+        policy_id: SHA-256 of the policy's program, parameters and selector.
+        forced: Protection filled the whole budget of every layer, so that the policy's scores decided nothing.
+    """
+
+    policy: str
+    policy_id: str
+    forced: bool
+    _structure: ModelStructure
+    _tokenizer: Any
+    _frame: Frame
+    _gap: str  # what comes between the text and a question
+    _cache: CompressedCache
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were read: the text's and those that the model's template puts before it."""
+        return self._cache.compressed[0].seen
+
+    @property
+    def kept(self) -> Tensor:
+        """(L, G) int64: entries kept by each layer and kv head."""
+        return self._cache.lengths[:, 0]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the keys and values held."""
+        return self._cache.bytes
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes that the keys and values of all tokens would take."""
+        return sum(layer.bytes_per_entry * layer.kv_heads * layer.seen for layer in self._cache.compressed)
+
+    def ask(self, question: str, *, max_new_tokens: int = 128, answer_prefix: str = "") -> str:
+        """Answer a question about the text, greedily.
+
+        Args:
+            question: Follows the text in the user's message; on a new line.
+            max_new_tokens: The most tokens to generate; a stop token ends the answer earlier.
+            answer_prefix: How the answer begins; not part of what is returned.
+
+        Raises:
+            ModelError: Context, question and answer may take more tokens than the model has positions for.
+        """
+        return "".join(self.stream(question, max_new_tokens=max_new_tokens, answer_prefix=answer_prefix))
+
+    def stream(self, question: str, *, max_new_tokens: int = 128, answer_prefix: str = "") -> Iterator[str]:
+        """The same answer as `ask`, in pieces of text as they come; same arguments and errors."""
+        prompt = token_ids(self._tokenizer, self._gap + question if question else "")
+        prompt += token_ids(self._tokenizer, self._frame.tail + answer_prefix)
+        if not prompt:
+            raise ModelError("There is nothing to answer; give a question or an answer_prefix.")
+        if max_new_tokens < 1:
+            raise ModelError(f"An answer of {max_new_tokens} tokens is none; let max_new_tokens be at least 1.")
+        total = self.tokens + len(prompt) + max_new_tokens
+        if total > self._structure.context:
+            raise ModelError(
+                f"Context ({self.tokens} tokens), question ({len(prompt)}) and answer (up to {max_new_tokens}) exceed "
+                f"the model's context of {self._structure.context}; ask for less or read a shorter text."
+            )
+        return self._pieces(prompt, max_new_tokens)
+
+    def _pieces(self, prompt: tuple[int, ...], max_new_tokens: int) -> Iterator[str]:
+        answer: list[int] = []
+        told = ""
+        for token in self._greedy(prompt, max_new_tokens):
+            answer.append(token)
+            text = self._text(answer)
+            # A character of several tokens shows as a replacement character until it is complete.
+            if not text.endswith("\ufffd") and text.startswith(told) and text != told:
+                yield text[len(told) :]
+                told = text
+        rest = self._text(answer)
+        if rest.startswith(told) and rest != told:
+            yield rest[len(told) :]
+
+    def _text(self, answer: list[int]) -> str:
+        # Without clean-up, which may change what was already told.
+        text: str = self._tokenizer.decode(answer, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def _greedy(self, prompt: tuple[int, ...], max_new_tokens: int) -> Iterator[int]:
+        model = self._structure.model
+        cache = self._cache.fork(len(prompt) + max_new_tokens)
+        feed, position = list(prompt), self.tokens
+        for _ in range(max_new_tokens):
+            ids = torch.tensor([feed], device=model.device)
+            positions = torch.arange(position, position + len(feed), device=model.device).unsqueeze(0)
+            # The model's attention is ours during a step only: between two tokens the caller may use the model.
+            with torch.no_grad(), attending(model, cache=cache):
+                hidden = compat.hidden_states(model, ids, positions, cache)
+                chosen = int(compat.logits(model, hidden[:, -1]).argmax())
+            if chosen in self._structure.stop_ids:
+                return
+            yield chosen
+            position += len(feed)
+            feed = [chosen]
+
+    def save(self, path: str | Path) -> None:
+        """Write the context to one file, whole or not at all.
+
+        Raises:
+            ModelError: The file cannot be written.
+        """
+        record = ContextRecord(self.policy, self.policy_id, self.forced, self._frame, self._gap)
+        write_context(Path(path), self._structure, self._cache, record)
+
+
+def load(path: str | Path, model: PreTrainedModel, tokenizer: Any, *, force: bool = False) -> CompressedContext:
+    """Read a context that `CompressedContext.save` wrote.
+
+    Args:
+        path: The file.
+        model: The model that the context was made with; its device may be another.
+        tokenizer: Its tokenizer.
+        force: Accept a class of models that CacheCraft was not tested with.
+
+    Raises:
+        ModelError: The file is damaged, is no context, or was made with another model, dtype or chat template.
+    """
+    structure = ModelStructure.of(model, force=force)
+    cache, record = read_context(Path(path), structure)
+    around = frame(tokenizer)
+    if around != record.frame:
+        raise ModelError(
+            f"{path} was made with another tokenizer or chat template; load it with the one it was made with."
+        )
+    return CompressedContext(
+        record.policy, record.policy_id, record.forced, structure, tokenizer, around, record.gap, cache
+    )
+
+
+def prefill(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    text: str,
+    *,
+    policy: str | Policy = "keydiff",
+    ratio: float | None = None,
+    keep: int | None = None,
+    selector: str | None = None,
+    force: bool = False,
+) -> CompressedContext:
+    """Read a text and keep only what a policy chooses of its keys and values.
+
+    Args:
+        model: A causal language model, from `cachecraft.load_model` or straight from transformers; float32,
+            bfloat16 or float16.
+        tokenizer: Its tokenizer; the text goes into its chat template, if it has one, as a user's message that the
+            question will complete.
+        text: The text; it is compressed before any question is known.
+        policy: What chooses: a name, a file or a specification such as ``"snapkv:window=32"``.
+        ratio: Share of the entries to evict, from 0 up to, but not including, 1.
+        keep: Entries to keep per kv head on average, instead of a ratio.
+        selector: ``"tokens"``, ``"chunks:20"`` or ``"pages:16"`` instead of the policy's own.
+        force: Go on with a class of models that CacheCraft was not tested with.
+
+    Raises:
+        BudgetError: Both or neither of ratio and keep are given, or the number means nothing.
+        ModelError: The model is not supported, or the text is longer than its context.
+        PolicyError: The policy cannot be loaded or breaks the contract.
+    """
+    if ratio is None and keep is None:
+        raise BudgetError("Say how much to keep: ratio=0.5 evicts half of the entries, keep=512 keeps 512 per head.")
+    keep_count(1, ratio, keep)  # a budget that means nothing is refused before anything is computed
+    if isinstance(policy, str):
+        policy = load_policy(policy, selector=selector)
+    elif selector is not None:
+        raise PolicyLoadError(f"Policy {policy.name} is loaded already; give the selector {selector!r} to load_policy.")
+    structure = ModelStructure.of(model, force=force)
+    around = frame(tokenizer)
+    ids = around.first_ids + token_ids(tokenizer, around.head + text)
+    eviction = _Eviction(policy, SequenceFeatures.of(structure, tokenizer, ids), keep_count(len(ids) or 1, ratio, keep))
+    observe_prefill(structure, ids, eviction.see)
+    gap = "" if not text or text.endswith("\n") else "\n"
+    return CompressedContext(
+        policy.name, policy.id, eviction.forced, structure, tokenizer, around, gap, eviction.finish()
+    )
+
+
+class _Eviction:
+    """Takes each layer of a dense prefill as it comes and keeps what the policy chooses of it."""
+
+    def __init__(self, policy: Policy, sequence: SequenceFeatures, keep: int) -> None:
+        self._policy, self._sequence = policy, sequence
+        self._keep = torch.full((sequence.structure.kv_heads,), keep, dtype=torch.int64)
+        self._layers: list[CompressedLayer] = []
+        self._waiting: list[tuple[LayerFeatures, Scored]] = []  # only for a policy that divides the budget itself
+        self.forced = True
+
+    def see(self, call: LayerCall) -> None:
+        """Evict one layer, or only score it if its budget depends on the others."""
+        # Projections come as strided views of (T, heads, D); contiguous copies make scoring cheaper.
+        queries, keys, values = (side[0].contiguous() for side in (call.queries, call.keys, call.values))
+        logsumexp = None if call.logsumexp is None else call.logsumexp[0].float().contiguous()
+        features = self._sequence.layer(call.layer, queries, keys, values, logsumexp)
+        if self._policy.has_allocate:
+            self._waiting.append((features, score(self._policy, features, self._keep)))
+            features.release()
+            return
+        (decision,) = decide(self._policy, features, [self._keep])
+        self._take(features, decision.mask, decision.forced)
+
+    def _take(self, features: LayerFeatures, mask: Tensor, forced: bool) -> None:
+        keys, values = features.given("keys"), features.given("values")
+        self._layers.append(compressed_layer(keys, values, mask.unsqueeze(0), seen=features.tokens))
+        self.forced &= forced
+
+    def finish(self) -> CompressedCache:
+        """The cache, once all layers were seen."""
+        if self._waiting:
+            layers = len(self._waiting)
+            total = int(self._keep.sum()) * layers
+            tokens = self._waiting[0][0].tokens
+            counts = allocated(self._policy, [scored.scores for _, scored in self._waiting], total, tokens)
+            for index in range(layers):
+                features, scored = self._waiting.pop(0)
+                own = counts[index]
+                scored = score(self._policy, features, own) if scored.read_keep else scored
+                decision = select(self._policy, scored, own, features)
+                self._take(features, decision.mask, decision.forced)
+        return CompressedCache(self._layers)

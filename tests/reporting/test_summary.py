@@ -1,0 +1,109 @@
+"""Condensing results: like with like, references in their place, failures as failures."""
+
+from typing import Any
+
+import pytest
+
+from cachecraft.errors import RunError, UnknownNameError
+from cachecraft.evaluation.store import Result
+from cachecraft.reporting.summary import summarise
+from cachecraft.reporting.tables import as_csv, markdown, notes, records
+
+
+def result(label: str, budget: str, item: int, value: float | None, **changes: Any) -> Result:
+    fields: dict[str, Any] = {
+        "id": f"{label}-{budget}-{item}-{changes.get('policy', '')}-{changes.get('task', '')}",
+        "task": "ruler:vt",
+        "item": f"item-{item}-{changes.get('task', '')}",
+        "number": item,
+        "cluster": f"item-{item}",
+        "label": label,
+        "policy": label,
+        "budget": budget,
+        "reference": label in ("full", "random", "hindsight"),
+        "scoring": "answer",
+        "state": "rejected" if value is None else "ok",
+        "value": value,
+        "reason": "it returned NaN" if value is None else "",
+        "tokens": 100,
+        "kept_bytes": 100 if label == "full" else 25,
+        "full_bytes": 100,
+    }
+    return Result(**(fields | changes))
+
+
+def grid() -> list[Result]:
+    found = []
+    for item in range(8):
+        found.append(result("full", "0", item, 1.0))
+        found.append(result("good", "0.75", item, float(item != 0)))
+        found.append(result("poor", "0.75", item, float(item == 0)))
+        found += [result("random", "0.75", item, float(draw == 0), policy=f"random{draw}") for draw in range(2)]
+    return found
+
+
+def test_rows_are_ranked_below_the_full_cache() -> None:
+    assert [row.label for row in summarise(grid(), "answer").rows] == ["full", "good", "random", "poor"]
+
+
+def test_the_random_line_is_the_mean_of_its_draws() -> None:
+    rows = {row.label: row for row in summarise(grid(), "answer").rows}
+    score = rows["random"].cells["0.75"].score
+    assert score is not None
+    assert score.estimate == pytest.approx(0.5)
+    assert score.n == 8
+
+
+def test_the_macro_average_weighs_tasks_alike_whatever_their_items() -> None:
+    found = [result("good", "0.75", item, 1.0) for item in range(6)]
+    found += [result("good", "0.75", item, 0.0, task="ruler:cwe") for item in range(2)]
+    score = summarise(found, "answer").rows[0].cells["0.75"].score
+    assert score is not None
+    assert score.estimate == pytest.approx(0.5)
+
+
+def test_only_items_that_every_row_has_are_compared() -> None:
+    ahead = [*grid(), result("good", "0.75", 99, 0.0)]
+    assert summarise(ahead, "answer").items == {"ruler:vt": 8}
+
+
+def test_differences_are_paired_with_the_row_named() -> None:
+    rows = {row.label: row for row in summarise(grid(), "answer", against="poor").rows}
+    difference = rows["good"].cells["0.75"].difference
+    assert difference is not None
+    assert difference.estimate == pytest.approx(6 / 8)
+    assert rows["poor"].cells["0.75"].difference is None
+
+
+def test_a_row_to_compare_with_must_exist() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean good"):
+        summarise(grid(), "answer", against="goot")
+
+
+def test_a_scoring_that_was_not_measured_is_refused() -> None:
+    with pytest.raises(RunError, match="no results under scoring 'likelihood'"):
+        summarise(grid(), "likelihood")
+
+
+def test_a_rejected_policy_has_no_number_and_its_reason_is_told() -> None:
+    found = [*grid(), *(result("broken", "0.75", item, None if item == 3 else 1.0) for item in range(8))]
+    summary = summarise(found, "answer")
+    cell = next(row for row in summary.rows if row.label == "broken").cells["0.75"]
+    assert cell.score is None
+    assert "| broken | rejected |" in markdown(summary)
+    assert any("broken was rejected: it returned NaN" in line for line in notes(summary, {}))
+    assert summary.rows[-1].label == "broken"
+
+
+def test_a_budget_that_leaves_the_scorer_nothing_is_marked() -> None:
+    found = [*grid(), *(result("windowed", "0.75", item, 0.0, forced=True) for item in range(8))]
+    summary = summarise(found, "answer")
+    assert "*" in markdown(summary).split("| windowed |")[1].splitlines()[0]
+    assert any(line.startswith("* Protection left nothing") for line in notes(summary, {}))
+
+
+def test_every_number_of_the_table_is_in_the_csv() -> None:
+    summary = summarise(grid(), "answer")
+    lines = as_csv([summary]).splitlines()
+    assert len(lines) == 1 + len(records(summary)) == 1 + 4 * 2
+    assert lines[0].startswith("scoring,policy,reference,budget,kept")

@@ -1,0 +1,169 @@
+"""The command line as a person meets it: results, one sentence for bad input, exit codes, going on."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cachecraft import models
+from cachecraft.cli import app
+from cachecraft.models import LoadedModel
+from tests.conftest import build_model, build_tokenizer
+
+RUN = ["evaluate", "--model", "tiny", "--length", "700", "--samples", "1", "--ratio", "0.5"]
+
+
+@pytest.fixture(autouse=True)
+def tiny_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`--model` gives the tiny model, so that only the command line is under test."""
+
+    def load(spec: str, **options: object) -> LoadedModel:
+        return LoadedModel(build_model("llama"), build_tokenizer(), spec, "r0", "float32", "cpu")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(models, "load", load)
+    monkeypatch.setenv("COLUMNS", "80")
+    yield
+
+
+def run(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_an_evaluation_prints_a_table_and_leaves_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    code, output = run(*RUN, "--policy", "knorm", "--policy", "keydiff", "--against", "knorm", "--run", folder)
+    assert code == 0
+    assert "knorm" in output and "hindsight" in output and "minus knorm" in output
+    assert {"run.yaml", "run.sqlite", "table.csv", "table.json", "score_answer.png", "score_answer.svg"} <= {
+        path.name for path in folder.iterdir()
+    }
+    assert run("table", folder)[0] == 0
+    code, shown = run("show", folder, "--policy", "keydiff", "--task", "niah_single_1")
+    assert code == 0
+    assert "expected" in shown and "question" in shown
+
+
+def test_a_table_fits_eighty_columns(tmp_path: Path) -> None:
+    _, output = run(*RUN[:-1], "0.5,0.75,0.88", "--policy", "value_diversity", "--run", tmp_path / "run")
+    table = output.split("Score:")[0]
+    assert max(len(line) for line in table.splitlines()) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--policy", "knrm"], "did you mean knorm"),
+        (["--policy", "snapkv:windw=3"], "did you mean window"),
+        (["--policy", "knorm", "--tasks", "ruler:niah_singl_1"], "did you mean ruler:niah_single_1"),
+        (["--policy", "knorm", "--ratio", "1"], "at least 0 and below 1"),
+        (["--policy", "knorm", "--ratio", "half"], "'half' is not a number"),
+        (["--policy", "knorm", "--keep", "1.5"], "'1.5' is not a number"),
+        (["--policy", "knorm", "--keep", "0"], "keep at least 1"),
+        (["--policy", "knorm", "--length", "60"], "needs at least"),
+        (["--policy", "knorm", "--length", "99999"], "do not fit the model's context"),
+        (["--policy", "knorm", "--samples", "0"], "ask for at least 1"),
+        (["--policy", "knorm", "--regime", "both"], "choose agnostic or aware"),
+        (["--policy", "knorm", "--scoring", "rouge"], "choose answer or likelihood"),
+        (["--policy", "knorm", "--selector", "chunk:20"], "did you mean chunks"),
+        (["--policy", "knorm", "--against", "nobody"], "There is no row of this run"),
+        (["--policy", "missing.py"], "cannot be read"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_exit_code_2(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    code, output = run(*RUN, *arguments, "--run", tmp_path / "run")
+    assert code == 2
+    assert sentence in " ".join(output.split())
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("def score_tokens(f:\n", "line 1"),
+        ("def score(f):\n    return f.keys.norm(dim=-1)\n", "score_tokens"),
+        ("def score_tokens(f):\n    return f.keys.norm(dim=-1) * float('nan')\n", "nan"),
+        ("def score_tokens(f):\n    f.keys.zero_()\n    return f.keys.norm(dim=-1)\n", "wrote"),
+        (
+            "import torch\ndef score_tokens(f):\n    return f.keys.norm(dim=-1)\n"
+            "def select_tokens_to_keep(scores, keep, f):\n    return torch.ones_like(scores, dtype=torch.bool)\n",
+            "keep",
+        ),
+    ],
+)
+def test_check_names_the_rule_that_a_file_breaks(source: str, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    code, output = run("check", path)
+    assert code == 2
+    assert sentence in output
+
+
+def test_check_is_content_with_a_policy_that_keeps_the_contract() -> None:
+    code, output = run("check", "keydiff")
+    assert code == 0
+    assert "keeps the contract" in output
+
+
+def test_a_run_of_another_model_is_refused_and_stays_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert run(*RUN, "--policy", "knorm", "--run", folder)[0] == 0
+    before = (folder / "run.yaml").read_text()
+    code, output = run("evaluate", "--model", "other", *RUN[3:], "--policy", "knorm", "--run", folder)
+    assert code == 2
+    assert "holds a run with model 'tiny'" in " ".join(output.split())
+    assert (folder / "run.yaml").read_text() == before
+
+
+def test_ctrl_c_keeps_what_was_measured_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cachecraft.evaluation import grid
+
+    measure = grid._measure
+    calls = []
+
+    def interrupted(*arguments: object) -> object:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return measure(*arguments)  # type: ignore[arg-type]
+
+    folder = tmp_path / "run"
+    arguments = [*RUN, "--samples", "2", "--policy", "knorm", "--run", folder]
+    monkeypatch.setattr(grid, "_measure", interrupted)
+    code, output = run(*arguments)
+    assert code == 130
+    assert "goes on from there" in " ".join(output.split())
+    assert run("table", folder)[0] == 0
+    assert run(*arguments)[0] == 0
+    assert len(calls) == 3, "the first item was not measured again"
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import errno
+
+    from cachecraft import api
+
+    def full(self: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "table.csv")
+
+    monkeypatch.setattr(api.Evaluation, "export", full)
+    code, output = run(*RUN, "--policy", "knorm", "--run", tmp_path / "run")
+    assert code == 2
+    assert "No space left on device table.csv; free some space" in " ".join(output.split())
+
+
+def test_policies_lists_every_built_in() -> None:
+    code, output = run("policies")
+    assert code == 0
+    assert all(name in output for name in ("knorm", "snapkv", "frc", "2404.14469", "O(T^2)"))
+
+
+def test_help_does_not_import_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess
+
+    code = "import sys, cachecraft.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
