@@ -67,14 +67,14 @@ class BenchReport:
         )
 
     def say(self, text: str) -> None:
-        """Print a line."""
-        self.console.print(text, markup=False, highlight=False)
+        """Print a line; a terminal breaks it, nothing else does."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Print a table; the first column is left-aligned, the others right."""
         table = Table(title=title, title_justify="left", title_style="bold")
         for index, column in enumerate(columns):
-            table.add_column(column, justify="left" if index == 0 else "right")
+            table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index == 0)
         for row in rows:
             table.add_row(*[value if isinstance(value, str) else f"{value:,}" for value in row])
         self.console.print(table)

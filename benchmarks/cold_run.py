@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from cachecraft.errors import CacheCraftError
 from cachecraft.evaluation.cells import Budget, Scoring
 from cachecraft.evaluation.grid import Progress, Settings, evaluate
 from cachecraft.evaluation.selections import Subject
@@ -68,7 +69,7 @@ def cold_run(
         store.close()
     broken = [result.reason for result in results if result.state != "ok"]
     if broken:
-        raise SystemExit(f"A cell was rejected: {broken[0]}")
+        raise CacheCraftError(f"A cell was rejected: {broken[0]}")
     return ColdRun(seconds, cpu_seconds, dict(seen[-1].seconds), results)
 
 

@@ -7,11 +7,12 @@ threshold between kept and dropped, either choice is right. Such entries are nea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
 
+from cachecraft.errors import CacheCraftError
 from cachecraft.evaluation.selections import Subject
 from cachecraft.evaluation.traces import Trace, layer_features
 from cachecraft.policy.contract import Policy
@@ -40,10 +41,10 @@ class Parity:
     Attributes:
         selections, identical: Selections compared, and those without any difference.
         entries, near: Entries compared, and near ties among them, the threshold's own entry not counted.
-        differing: Entries that only one side keeps.
-        differing_near: Those of them that are near ties.
-        differing_protected: Those of them that both sides would protect, under a budget smaller than the protection:
-            all protected entries are ties to the peer, which adds a constant to their score; also near ties.
+        differing, differing_near: Entries that only one side keeps, and near ties among them.
+        cut, cut_differing: Selections whose budget is smaller than what the policy protects, which are in none of the
+            counts above, and the entries that only one side keeps of them. To the peer, which raises the scores of the
+            protected to one value, they are ties, and it keeps an arbitrary part.
     """
 
     selections: int = 0
@@ -52,24 +53,12 @@ class Parity:
     near: int = 0
     differing: int = 0
     differing_near: int = 0
-    differing_protected: int = 0
+    cut: int = 0
+    cut_differing: int = 0
 
     def __add__(self, other: Parity) -> Parity:
         """Both counts together."""
-        return Parity(*[a + b for a, b in zip(self.counts, other.counts, strict=True)])
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """The fields in order."""
-        return (
-            self.selections,
-            self.identical,
-            self.entries,
-            self.near,
-            self.differing,
-            self.differing_near,
-            self.differing_protected,
-        )
+        return Parity(*[a + b for a, b in zip(astuple(self), astuple(other), strict=True)])
 
 
 def choices(subject: Subject, trace: Trace, policies: Sequence[Policy], keeps: Sequence[int]) -> list[list[Choice]]:
@@ -93,36 +82,30 @@ def choices(subject: Subject, trace: Trace, policies: Sequence[Policy], keeps: S
     ]
 
 
-def near_ties(choice: Choice) -> Tensor:
-    """(L, G, T) bool: entries whose score lies within `NEAR` of the worst kept one's, that one included."""
-    worth = choice.worth
-    threshold = worth.masked_fill(~choice.masks, torch.inf).amin(dim=-1, keepdim=True)  # (L, G, 1)
-    tiny = torch.finfo(torch.float32).tiny
-    distance = (worth - threshold).abs() / threshold.abs().clamp(min=tiny)
-    # Infinite on both sides: the budget is smaller than the protection, and all of it is one tie.
-    return torch.where(threshold.isinf(), worth.isinf(), distance <= NEAR)
-
-
 def compare(choice: Choice, peer: Tensor) -> Parity:
     """Compare one choice with the peer's kept indices, (L, G, kept) int64.
 
     Raises:
-        SystemExit: The peer kept another number of entries, so that nothing can be compared.
+        CacheCraftError: The peer kept another number of entries, so that nothing can be compared.
     """
-    ours = choice.masks
-    theirs = torch.zeros_like(ours).scatter_(-1, peer, True)
+    ours = choice.masks.flatten(0, 1)  # (L * G, T)
+    worth = choice.worth.flatten(0, 1)
+    theirs = torch.zeros_like(ours).scatter_(-1, peer.flatten(0, 1), True)
     if bool((theirs.sum(dim=-1) != ours.sum(dim=-1)).any()):
-        raise SystemExit(f"The peer keeps {peer.shape[-1]} entries where ours keeps {int(ours[0, 0].sum())}.")
-    near = near_ties(choice)
+        raise CacheCraftError(f"The peer keeps {peer.shape[-1]} entries where ours keeps {int(ours[0].sum())}.")
+    threshold = worth.masked_fill(~ours, torch.inf).amin(dim=-1, keepdim=True)  # the worst entry kept
+    cut = threshold.isinf().squeeze(-1)  # only protected entries are kept
     differing = ours != theirs
-    below = choice.worth.masked_fill(~ours, torch.inf).amin(dim=-1, keepdim=True).isinf()
-    rows = ours.shape[0] * ours.shape[1]
+    cut_differing = int(differing[cut].sum())
+    ours, worth, threshold, differing = ours[~cut], worth[~cut], threshold[~cut], differing[~cut]
+    near = (worth - threshold).abs() <= NEAR * threshold.abs().clamp(min=torch.finfo(torch.float32).tiny)
     return Parity(
-        selections=rows,
-        identical=rows - int(differing.any(dim=-1).sum()),
+        selections=len(ours),
+        identical=len(ours) - int(differing.any(dim=-1).sum()),
         entries=ours.numel(),
-        near=int(near.sum()) - rows,
+        near=int(near.sum()) - len(ours),
         differing=int(differing.sum()),
         differing_near=int((differing & near).sum()),
-        differing_protected=int((differing & near & below).sum()),
+        cut=int(cut.sum()),
+        cut_differing=cut_differing,
     )

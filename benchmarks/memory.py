@@ -26,6 +26,7 @@ from cachecraft.evaluation.timing import Stopwatch
 from cachecraft.evaluation.traces import record
 from cachecraft.policy.contract import builtin_policies
 from cachecraft.runtime.gather import compressed_cache
+from cachecraft.terminal import one_sentence
 
 ALLOWED = 2e9  # bytes beside the model
 
@@ -151,4 +152,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_sentence():
+        main()

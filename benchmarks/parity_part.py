@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,18 @@ from cachecraft.policy.contract import load_policy
 from cachecraft.policy.decide import keep_count
 
 COMPARED = ("knorm", "keydiff", "snapkv", "tova", "streaming_llm", "observed_attention")
+COLUMNS = (
+    *("policy", "selections", "identical", "entries apart", "near ties", "others", "all near ties"),
+    *("cut (apart)", "same answers", "margins"),
+)
+LEGEND = (
+    "Selections: (layer, head, ratio, sample). Entries apart: kept by one side only. Near ties: those of them whose "
+    "score lies within 1e-5 of the threshold, relative to it; others: the rest, 0 is wanted. All near ties: their "
+    "share of all entries compared.",
+    "Cut (apart): selections whose budget is below the protected window, in no other column, and entries apart "
+    "in them: there kvpress keeps an arbitrary part of the window and CacheCraft its most recent entries.",
+    "Margins: best less second best of our logits where an answer first differs; * where the kept entries differ too.",
+)
 PARITY_TASKS = ("ruler:niah_single_2", "ruler:niah_multikey_1", "ruler:vt")
 
 
@@ -34,7 +48,13 @@ def open_samples(
 
 
 def compare_sample(
-    model: Model, peer: PeerProcess, number: int, sample: Sample, options: argparse.Namespace, folder: Path
+    model: Model,
+    peer: PeerProcess,
+    number: int,
+    sample: Sample,
+    options: argparse.Namespace,
+    folder: Path,
+    tick: Callable[[], None],
 ) -> list[dict[str, Any]]:
     """Compare all policies and ratios on one sample: one row for each cell."""
     structure, tokens = model.subject.structure, len(sample.context_ids)
@@ -54,6 +74,7 @@ def compare_sample(
                 parity = compare(choice, torch.from_numpy(file["kept"]).long())
             flip = find_flip(model, trace, sample, choice, answers[at * len(keeps) + index], cell, parity)
             rows.append({"policy": name, "sample": number, "keep": keep, "parity": parity, "flip": flip, "peer": cell})
+            tick()
     return rows
 
 
@@ -66,59 +87,53 @@ def find_flip(
     if at is None:
         return None
     margin = margin_after(structure, trace, choice.masks, sample.follow_ids, ours[:at])
-    return Flip(at, margin, parity.differing == 0)
+    return Flip(at, margin, parity.differing + parity.cut_differing == 0)
 
 
 def run_parity(model: Model, peer: PeerProcess, report: BenchReport, options: argparse.Namespace) -> None:
     samples = make_samples(model.subject.tokenizer, PARITY_TASKS, options.samples, options.parity_length)
+    if options.parity_tokens is not None:
+        samples = [with_limit(sample, options.parity_tokens) for sample in samples]
     open_samples(model, peer, report, "parity", samples, options)
     rows: list[dict[str, Any]] = []
     with report.progress() as bar:
-        job = bar.add_task("parity", total=len(samples))
+        cells = len(options.policies.split(",")) * len(options.ratios.split(","))
+        job = bar.add_task("kept indices and answers", total=cells * len(samples))
         for number, sample in enumerate(samples):
-            rows += compare_sample(model, peer, number, sample, options, report.folder)
-            bar.advance(job)
-    lines = []
-    for name in options.policies.split(","):
-        own = [row for row in rows if row["policy"] == name]
-        total = sum((row["parity"] for row in own), Parity())
-        flips = [row["flip"] for row in own if row["flip"] is not None]
-        margins = [flip.margin for flip in flips]
-        lines.append(
-            [
-                name,
-                f"{total.identical:,}/{total.selections:,} ({total.identical / total.selections:.2%})",
-                total.differing,
-                total.differing_near - total.differing_protected,
-                total.differing_protected,
-                total.differing - total.differing_near,
-                f"{total.near / total.entries:.1e}",
-                f"{len(own) - len(flips)}/{len(own)}",
-                ", ".join(f"{margin:.1e}" for margin in sorted(margins)) or "—",
-            ]
-        )
+            rows += compare_sample(model, peer, number, sample, options, report.folder, lambda: bar.advance(job))
+            report.keep("parity", [plain_row(row) for row in rows])
     report.table(
         f"Kept indices and greedy answers · {len(samples)} samples of {options.parity_length} tokens, "
         f"ratios {options.ratios}",
-        [
-            "policy",
-            "identical selections",
-            "entries that differ",
-            "near ties",
-            "cut protection",
-            "unexplained",
-            "near ties overall",
-            "same answers",
-            "logit margin at flips",
-        ],
-        lines,
+        COLUMNS,
+        [line(name, [row for row in rows if row["policy"] == name]) for name in options.policies.split(",")],
     )
-    report.say(
-        "A selection is one (layer, head, ratio, sample). Near tie: score within 1e-5 of the threshold, relative. "
-        "Cut protection: the budget is smaller than the protected window, of which kvpress keeps an arbitrary part and "
-        "CacheCraft the most recent."
-    )
-    report.keep("parity", [plain_row(row) for row in rows])
+    for text in LEGEND:
+        report.say(text)
+
+
+def with_limit(sample: Sample, new_tokens: int) -> Sample:
+    """The same sample with a lower limit of new tokens."""
+    limit = min(new_tokens, sample.item.max_new_tokens)
+    return replace(sample, item=replace(sample.item, max_new_tokens=limit))
+
+
+def line(name: str, rows: list[dict[str, Any]]) -> list[Any]:
+    """One policy's line of the table; see `LEGEND`."""
+    total = sum((row["parity"] for row in rows), Parity())
+    flips: list[Flip] = sorted((row["flip"] for row in rows if row["flip"]), key=lambda flip: flip.margin)
+    return [
+        name,
+        total.selections,
+        f"{total.identical / total.selections:.2%}" if total.selections else "—",
+        total.differing,
+        total.differing_near,
+        total.differing - total.differing_near,
+        f"{total.near / total.entries:.3%}" if total.entries else "—",
+        f"{total.cut} ({total.cut_differing:,})" if total.cut else "0",
+        f"{len(rows) - len(flips)}/{len(rows)}",
+        " ".join(f"{flip.margin:.1e}{'' if flip.same_entries else '*'}" for flip in flips) or "—",
+    ]
 
 
 def plain_row(row: dict[str, Any]) -> dict[str, Any]:

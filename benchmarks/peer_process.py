@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cachecraft.errors import CacheCraftError
+
 HERE = Path(__file__).resolve().parent
 ENVIRONMENT = HERE.parent / ".venv-kvpress"
 REQUIREMENTS = ("torch==2.13.0", "kvpress==0.5.5", "transformers<5.3")
 
 
-class PeerError(Exception):
+class PeerError(CacheCraftError):
     """The peer could not be installed or stopped answering; one sentence."""
 
 

@@ -2,7 +2,7 @@
 
 Ours measures all cells of a sample from one cold prefill. The peer runs cell by cell and takes long, so by default a
 stratified sample of its cells is timed (each policy equally often, the ratios spread over them) and its mean stands
-for all; the mean number of new tokens, which its time follows, is given for both.
+for all. Its time follows the number of new tokens, so that number is given for both, and a mean adjusted to all cells'.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from cold_run import ColdRun, cold_run
 from peer_process import PeerProcess, peer_ratio
 from samples import Sample
 
+from cachecraft.errors import CacheCraftError
 from cachecraft.evaluation.cells import Budget
 from cachecraft.evaluation.selections import Subject
 
@@ -45,6 +47,14 @@ class Speed:
         """The peer's mean seconds per timed cell."""
         return sum(self.peer_seconds) / len(self.peer_seconds)
 
+    def peer_cell_adjusted(self, limit: int) -> float:
+        """The peer's seconds per cell at the new tokens of all cells: a line through the timed ones, read there."""
+        tokens = np.array(self.peer_tokens, dtype=float)
+        if np.ptp(tokens) == 0:
+            return self.peer_cell
+        slope = np.polyfit(tokens, np.array(self.peer_seconds), 1)[0]
+        return float(self.peer_cell + slope * (self.our_tokens(limit) - tokens.mean()))
+
     def our_cell(self, runs: Sequence[ColdRun]) -> float:
         """Our seconds per cell over some cold runs."""
         return sum(run.seconds for run in runs) / (self.cells * len(runs))
@@ -62,7 +72,7 @@ def stratified(grid: Grid, count: int | None) -> list[tuple[str, float]]:
     if count is None or count >= total:
         return [(policy, ratio) for policy in policies for ratio in ratios]
     if count < len(policies):
-        raise SystemExit(f"{count} cells are too few: time at least one of each of the {len(policies)} policies.")
+        raise CacheCraftError(f"{count} cells are too few: time at least one of each of the {len(policies)} policies.")
     rounds = -(-count // len(policies))
     step = max(1, len(ratios) // rounds)
     order = [

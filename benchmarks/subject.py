@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from cachecraft.errors import CacheCraftError
 from cachecraft.evaluation.selections import Subject
 from cachecraft.models import load
 from cachecraft.models.loading import find
@@ -38,7 +39,7 @@ def load_model(options: argparse.Namespace) -> Model:
     source = find(options.model, revision=None, local_files_only=False, progress=print)
     folder = Path(source.location)
     if not folder.is_dir():
-        raise SystemExit(f"{options.model} is not a folder here; give a built-in name, a folder or a GGUF file.")
+        raise CacheCraftError(f"{options.model} is not a folder here; give a built-in name, a folder or a GGUF file.")
     loaded = load(options.model, dtype="float32", device="cpu", threads=options.threads)
     structure = ModelStructure.of(loaded.model)
     return Model(Subject(structure, loaded.tokenizer, loaded.name, loaded.revision, loaded.dtype), folder)

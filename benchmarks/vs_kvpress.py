@@ -16,15 +16,22 @@ from typing import Any
 from bench_report import BenchReport
 from cold_run import cold_run, warm_up
 from parity_part import COMPARED, open_samples, run_parity
-from peer_process import PeerError, PeerProcess, peer_python, peer_ratio
+from peer_process import PeerProcess, peer_python, peer_ratio
 from samples import make_samples
 from speed_trial import Speed, measure_speed
 from subject import EIGHT, FOUR_RATIOS, Model, add_model_options, load_model
 
+from cachecraft.errors import CacheCraftError
 from cachecraft.policy.decide import keep_count
+from cachecraft.terminal import one_sentence
 
 SPEED_TASKS = ("ruler:niah_single_2", "ruler:niah_multikey_1")
 EIGHT_RATIOS = (0.3, 0.5, 0.6, 0.7, 0.75, 0.82, 0.88, 0.95)
+APART = ("observed_attention", "h2o")  # kvpress has the first only
+SPEED_COLUMNS = (
+    *("tokens, cells, scoring", "ours", "kvpress", "cells timed", "new tokens timed/all"),
+    *("times faster", "adjusted", "target"),
+)
 PARTS = ("parity", "speed", "apart")
 TARGETS = {(32, False): (8, 10), (32, True): (16, 20), (64, True): (30, None)}  # (cells, long): answers, likelihood
 
@@ -38,6 +45,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--ratios", default=",".join(map(str, FOUR_RATIOS)), help="default: %(default)s")
     parser.add_argument("--samples", type=int, default=1, help="`parity`: items of each of 3 tasks (default: 1)")
     parser.add_argument("--parity-length", type=int, default=1024, help="`parity`: tokens (default: %(default)s)")
+    parser.add_argument("--parity-tokens", type=int, help="`parity`: new tokens at most (default: the task's)")
     parser.add_argument("--lengths", default="1024,4096", help="`speed`, `apart`: tokens (default: %(default)s)")
     parser.add_argument("--timing-samples", type=int, default=2, choices=(1, 2), help="timed samples (default: 2)")
     parser.add_argument("--peer-cells", type=int, help="peer's cells to time (default: 16 below 2k, else 8)")
@@ -67,24 +75,22 @@ def run_speed(model: Model, peer: PeerProcess, report: BenchReport, options: arg
                 speed = measure_speed(model.subject, peer, samples, (EIGHT, own), count, tick, likelihood=likelihood)
                 lines += speed_lines(speed, length, samples[0][1].item.max_new_tokens)
                 kept.append(speed_record(speed, length))
+                report.keep("speed", kept)
     report.table(
         "Seconds per cell, cold (prefill included, model loading not); kvpress: mean of the cells timed",
-        [
-            "tokens, cells, scoring",
-            "ours",
-            "kvpress",
-            "cells timed",
-            "new tokens timed/all",
-            "times faster",
-            "target",
-        ],
+        SPEED_COLUMNS,
         lines,
     )
     report.say(
         "The peer has no vnorm and no vk_ratio: it runs two small ScorerPress classes with these scores "
         "(benchmarks/kvpress_peer.py). It has no likelihood scoring either: that row is set against its answers."
     )
-    report.keep("speed", kept)
+    report.say(
+        "Adjusted: the peer's time brought to the mean new tokens of all cells, by a line through the timed ones."
+    )
+    same = sum(each["same_answers"] for each in kept)
+    timed = sum(len(each["peer_seconds"]) for each in kept)
+    report.say(f"Of the {timed} cells timed at the peer (random draws differ), {same} gave our answer word for word.")
 
 
 def speed_lines(speed: Speed, length: int, limit: int) -> list[list[str]]:
@@ -103,6 +109,7 @@ def speed_lines(speed: Speed, length: int, limit: int) -> list[list[str]]:
                     f"{len(speed.peer_seconds)} of {speed.cells * len(speed.answer)}",
                     tokens,
                     f"{speed.peer_cell / own:.1f}",
+                    f"{speed.peer_cell_adjusted(limit) / own:.1f}",
                     "—" if goal is None else f"{goal}",
                 ]
             )
@@ -132,15 +139,21 @@ def run_apart(model: Model, peer: PeerProcess, report: BenchReport, options: arg
         warm_up(model.subject)
         tokens = len(sample.context_ids)
         timed = ratios if options.full else ratios[:: 2 if length < 2048 else 4]
-        spent = [
-            peer.cell("observed_attention", peer_ratio(tokens, keep_count(tokens, ratio=ratio)), 0).seconds
-            for ratio in timed
-        ]
+        with report.progress() as bar:
+            job = bar.add_task(f"apart, {length} tokens", total=len(timed) + len(APART))
+            spent = []
+            for ratio in timed:
+                keep = keep_count(tokens, ratio=ratio)
+                spent.append(peer.cell(APART[0], peer_ratio(tokens, keep), 0).seconds)
+                bar.advance(job)
+            runs = []
+            for policy in APART:
+                runs.append(cold_run(model.subject, sample.item.task, [policy], ratios, length, "answer"))
+                bar.advance(job)
         theirs = sum(spent) / len(spent)
-        for policy in ("observed_attention", "h2o"):
-            run = cold_run(model.subject, sample.item.task, [policy], ratios, length, "answer")
+        for policy, run in zip(APART, runs, strict=True):
             own = run.seconds / len(ratios)
-            against = policy == "observed_attention"
+            against = policy == APART[0]
             lines.append(
                 [
                     f"{policy}, {length}",
@@ -167,18 +180,16 @@ def main() -> None:
     }
     wanted = options.parts.split(",")
     if unknown := set(wanted) - set(parts):
-        raise SystemExit(f"There is no part {', '.join(sorted(unknown))}; choose among {', '.join(parts)}.")
-    try:
-        python = peer_python(options.peer_python)
-        model = load_model(options)
-        report = BenchReport("kvpress", vars(options))
-        with PeerProcess(python, report.folder / "peer.log") as peer:
-            for name in wanted:
-                parts[name](model, peer, report, options)
-    except PeerError as error:
-        raise SystemExit(str(error)) from error
+        raise CacheCraftError(f"There is no part {', '.join(sorted(unknown))}; choose among {', '.join(parts)}.")
+    python = peer_python(options.peer_python)
+    model = load_model(options)
+    report = BenchReport("kvpress", vars(options))
+    with PeerProcess(python, report.folder / "peer.log") as peer:
+        for name in wanted:
+            parts[name](model, peer, report, options)
     report.close()
 
 
 if __name__ == "__main__":
-    main()
+    with one_sentence():
+        main()

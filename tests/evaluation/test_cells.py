@@ -47,3 +47,10 @@ def test_parameters_and_selectors_change_a_cells_fingerprint() -> None:
 def test_the_same_settings_have_the_same_id_whatever_their_order() -> None:
     assert result_id(model="m", item="i") == result_id(item="i", model="m")
     assert result_id(model="m", item="i") != result_id(model="m", item="j")
+
+
+def test_a_selector_given_from_outside_shows_in_the_label() -> None:
+    assert (
+        make_cells(["snapkv"], [Budget(ratio=0.5)], references=(), selector="chunks:20")[0].label
+        == "snapkv [chunks:20]"
+    )

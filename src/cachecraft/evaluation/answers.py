@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cachecraft.evaluation.drafts import LONGEST, Drafter
+from cachecraft.evaluation.drafts import Drafter
 from cachecraft.evaluation.traces import Trace
 from cachecraft.runtime import compat
 from cachecraft.runtime.attention import Observer, attending
@@ -24,6 +24,7 @@ Selection = Sequence[Tensor]  # for each layer the kept entries, (G, T) bool
 
 BATCH_BYTES = 768 << 20
 PADDING = 0.3  # share of a row's buffer that may be padding before it gets a group of its own
+GROUP_ROWS = 4  # more rows mean fewer calls, but more padding where few of them have many guesses
 LOGIT_ROWS = 512  # positions whose logits are held at a time: 512 × 49k × 4 bytes is 100 MB
 
 
@@ -56,14 +57,18 @@ def batches(
         limit: Bytes of cache that one batch may hold, padding included; a single candidate may exceed it.
 
     Yields:
-        Batches; each is a list of groups of candidates of like length, longest first.
+        Batches; each is a list of groups of at most `GROUP_ROWS` candidates of like length, longest first.
     """
     lengths = [max(int(mask.sum(dim=-1).max()) for mask in selection) for selection in selections]
     per_token = trace.bytes_per_entry
     batch: list[list[int]] = []
     held, longest = 0, 0
     for index in sorted(range(len(selections)), key=lambda i: -lengths[i]):
-        fits = bool(batch) and lengths[index] + new_tokens >= (1 - PADDING) * (longest + new_tokens)
+        fits = (
+            bool(batch)
+            and len(batch[-1]) < GROUP_ROWS
+            and lengths[index] + new_tokens >= (1 - PADDING) * (longest + new_tokens)
+        )
         size = ((longest if fits else lengths[index]) + new_tokens) * per_token
         if batch and held + size > limit:
             yield batch
@@ -79,9 +84,15 @@ def batches(
         yield batch
 
 
-def _cache(trace: Trace, selections: Sequence[Selection], groups: Sequence[Sequence[int]], room: int) -> PackedCache:
+def _cache(
+    structure: ModelStructure,
+    trace: Trace,
+    selections: Sequence[Selection],
+    groups: Sequence[Sequence[int]],
+    room: int,
+) -> PackedCache:
     pairs = [(layer.keys, layer.values) for layer in trace.layers]
-    return PackedCache(pairs, selections, groups, room=room)
+    return PackedCache(pairs, selections, groups, heads=structure.heads, room=room)
 
 
 def _forward(
@@ -110,9 +121,9 @@ def greedy(
 
     Args:
         structure: The model's structure.
-        cache: The rows, with room for prompt, answer and `LONGEST` guesses.
+        cache: The rows, with room for prompt and answer; used up by the call.
         first: Position of the prompt's first token.
-        prompt: Tokens that every row begins with.
+        prompt: Tokens that every row begins with, at least one.
         max_new_tokens: The most tokens to generate.
         hint: A likely answer; speeds things up when right and changes nothing else.
 
@@ -121,48 +132,50 @@ def greedy(
     """
     model = structure.model
     answers: dict[int, list[int]] = {row: [] for row in cache.rows}
+    if max_new_tokens < 1:
+        return answers
     lines = {row: line for line, row in enumerate(answers)}
     drafter = Drafter(prompt, hint, len(lines))
-    finished: set[int] = set()
-    feeds = {row: list(prompt) for row in answers}
+    sure = dict.fromkeys(answers, list(prompt))  # tokens that the row goes on with, and is still to be fed
+    guesses: dict[int, list[int]] = {row: [] for row in answers}
     position = dict.fromkeys(answers, first)
     with attending(model, cache=cache):
-        while len(finished) < len(answers):
-            rows = cache.rows
-            fed = [feeds[row] if row not in finished else [] for row in rows]
-            hidden = _forward(structure, cache, fed, [position[row] for row in rows])
-            is_prompt = position[rows[0]] == first
-            if is_prompt:
-                hidden = hidden[len(prompt) - 1 :: len(prompt)]  # only the last token of the prompt is asked
-            chosen = compat.logits(model, hidden).argmax(dim=-1).tolist()
-            at = 0
+        while rows := cache.rows:
+            hidden = _forward(structure, cache, [sure[r] + guesses[r] for r in rows], [position[r] for r in rows])
+            asked = _asked([(len(sure[row]), len(guesses[row])) for row in rows])
+            if len(asked) < len(hidden):
+                hidden = hidden[torch.tensor(asked, device=hidden.device)]
+            chosen = iter(compat.best_tokens(model, hidden).tolist())
             accepted = []
-            for row, feed in zip(rows, fed, strict=True):
-                if not feed:
-                    accepted.append(0)
-                    continue
-                own = chosen[at : at + (1 if is_prompt else len(feed))]
-                at += len(own)
-                guessed = [] if is_prompt else feed[1:]
-                right = 0
-                while right < len(guessed) and guessed[right] == own[right]:
-                    right += 1
-                accepted.append(len(feed) if is_prompt else 1 + right)
+            finished: set[int] = set()
+            for row in rows:
+                guessed = guesses[row]
+                own = [next(chosen) for _ in range(len(guessed) + 1)]
+                right = next((i for i, token in enumerate(guessed) if token != own[i]), len(guessed))
+                accepted.append(len(sure[row]) + right)
                 position[row] += accepted[-1]
-                new = own[: right + 1]
-                drafter.record(lines[row], new, len(guessed), right)
-                for token in new:
-                    if token in structure.stop_ids or len(answers[row]) == max_new_tokens:
-                        finished.add(row)
-                        break
-                    answers[row].append(token)
+                new = own[: right + 1]  # what follows the first wrong guess answers tokens that are not there
+                ended = next((i for i, token in enumerate(new) if token in structure.stop_ids), None)
+                answers[row] += new[:ended]
                 left = max_new_tokens - len(answers[row])
-                if left == 0:
+                if ended is not None or left < 1:
                     finished.add(row)
-                feeds[row] = [new[-1], *drafter.guess(lines[row], left - 1)]
+                    continue
+                drafter.record(lines[row], new, len(guessed), right)
+                sure[row], guesses[row] = new[-1:], drafter.guess(lines[row], left - 1)
             cache.accept(accepted)
             cache.drop(finished)
     return answers
+
+
+def _asked(fed: Sequence[tuple[int, int]]) -> list[int]:
+    """Packed places whose next token is wanted: of (sure, guessed) tokens the last sure one and all guessed."""
+    places = []
+    end = 0
+    for sure, guessed in fed:
+        end += sure + guessed
+        places += range(end - guessed - 1, end)
+    return places
 
 
 def answer_ids(
@@ -191,10 +204,10 @@ def answer_ids(
     """
     structure.require_room(trace.tokens + len(prompt) + max_new_tokens)
     answers: dict[int, list[int]] = {}
-    room = len(prompt) + max_new_tokens + LONGEST
+    room = len(prompt) + max_new_tokens
     with torch.no_grad():
         for groups in batches(structure, trace, selections, room, limit):
-            cache = _cache(trace, selections, groups, room)
+            cache = _cache(structure, trace, selections, groups, room)
             answers |= greedy(structure, cache, trace.tokens, prompt, max_new_tokens, hint)
     return [answers[row] for row in range(len(selections))]
 
@@ -211,7 +224,7 @@ def _forced(
     """Feed prompt and target to each batch of candidates; yields rows and the (C, N, hidden) states before each target."""
     ids = [*prompt, *target[:-1]]
     for groups in batches(structure, trace, selections, len(ids), limit):
-        cache = _cache(trace, selections, groups, len(ids))
+        cache = _cache(structure, trace, selections, groups, len(ids))
         rows = cache.rows
         with attending(structure.model, cache=cache, observer=observer):
             hidden = _forward(structure, cache, [ids] * len(rows), [trace.tokens] * len(rows))

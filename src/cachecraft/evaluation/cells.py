@@ -100,7 +100,7 @@ def make_cells(
     wanted = set(references)
     cells = [Cell("full", FULL, None, True)] if "full" in wanted else []
     unique = list({policy.id: policy for policy in loaded}.values())
-    cells += [Cell(policy.name, budget, policy, False) for policy in unique for budget in budgets]
+    cells += [Cell(_label(policy), budget, policy, False) for policy in unique for budget in budgets]
     if "hindsight" in wanted:
         cells += [Cell("hindsight", budget, None, True) for budget in budgets]
     if "random" in wanted:
@@ -109,6 +109,11 @@ def make_cells(
     if not cells:
         raise CacheCraftError("There is nothing to measure: name at least one policy or reference line.")
     return cells
+
+
+def _label(policy: Policy) -> str:
+    """The policy's name, and the selector where one was given from outside: it makes another row."""
+    return policy.name if policy.selector is None else f"{policy.name} [{policy.selector}]"
 
 
 def result_id(**parts: Any) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-LONGEST = 12  # tokens guessed at a time, at most
-ORDERS = (3, 2)  # tokens that must match before a continuation is copied, tried in this order
+LONGEST = 8  # tokens guessed at a time, at most
+ORDERS = (5, 3, 2, 1)  # tokens that must match before a continuation is copied, tried in this order
+UNSURE = 2  # tokens guessed at most where no more than the last token matches
 
 
 class Drafter:
@@ -25,16 +26,12 @@ class Drafter:
             rows: Number of rows.
         """
         self._texts = [list(prompt) for _ in range(rows)]
-        self._seen: list[dict[tuple[int, ...], int]] = [{} for _ in range(rows)]
         self._length = [4] * rows
-        self._shared: dict[tuple[int, ...], tuple[list[int], int]] = {}
-        self._prompt = len(prompt)
         common: dict[tuple[int, ...], int] = {}
-        _index(common, self._texts[0] if rows else [], 0)
-        for seen in self._seen:
-            seen.update(common)
-        hinted = [*prompt[-max(ORDERS) :], *hint]
-        self._share(hinted, 0)
+        _index(common, prompt, 0)
+        self._own = [dict(common) for _ in range(rows)]  # where the latest continuation of an n-gram begins
+        self._shared: dict[tuple[int, ...], tuple[Sequence[int], int]] = {}
+        self._share([*prompt[-max(ORDERS) :], *hint], 0)
 
     def guess(self, row: int, most: int) -> list[int]:
         """Up to `most` tokens that may come next in a row; empty when nothing like it was seen."""
@@ -44,35 +41,36 @@ class Drafter:
             return []
         for order in ORDERS:
             key = tuple(text[-order:])
-            at = self._seen[row].get(key)
+            wanted = length if order > 1 else min(length, UNSURE)
+            at = self._own[row].get(key)
             if at is not None:
-                return text[at : at + length]
-            shared = self._shared.get(key)
-            if shared is not None:
-                source, at = shared
-                return source[at : at + length]
+                # A text that repeats itself goes on doing so, past the end of what is written.
+                return [text[at + i % (len(text) - at)] for i in range(wanted)]
+            source, at = self._shared.get(key, ((), 0))
+            if at < len(source):
+                return list(source[at : at + wanted])
         return []
 
     def record(self, row: int, tokens: Sequence[int], guessed: int, right: int) -> None:
         """Add the tokens that a row was found to go on with, and how many of `guessed` tokens were `right`."""
         text = self._texts[row]
+        # The continuation of an n-gram must exist before it is looked up, so the newest one is indexed a turn later.
         before = len(text)
         text.extend(tokens)
-        # The continuation of an n-gram must exist before it is looked up, so the newest one is indexed a turn later.
-        _index(self._seen[row], text, max(0, before - max(ORDERS)))
-        self._share(text, max(self._prompt - 1, before - max(ORDERS)))
+        _index(self._own[row], text, before)
+        self._share(text, before)
         if guessed:
             doubled = min(LONGEST, 2 * self._length[row])
             self._length[row] = doubled if right == guessed else max(2, right + 1)
 
-    def _share(self, text: list[int], first: int) -> None:
-        for order in ORDERS:
-            for end in range(max(first, order), len(text)):
-                self._shared.setdefault(tuple(text[end - order : end]), (text, end))
+    def _share(self, text: Sequence[int], first: int) -> None:
+        places: dict[tuple[int, ...], int] = {}
+        _index(places, text, first)
+        self._shared |= {key: (text, place) for key, place in places.items()}
 
 
-def _index(seen: dict[tuple[int, ...], int], text: Sequence[int], first: int) -> None:
-    """Note for each n-gram of `text` that ends at or after `first` where its latest continuation begins."""
+def _index(places: dict[tuple[int, ...], int], text: Sequence[int], first: int) -> None:
+    """Note for each n-gram of `text` that something at or after `first` follows where that begins; the latest wins."""
     for order in ORDERS:
         for end in range(max(first, order), len(text)):
-            seen[tuple(text[end - order : end])] = end
+            places[tuple(text[end - order : end])] = end

@@ -43,7 +43,7 @@ class Selections:
 
     def __init__(self, subject: Subject, trace: Trace, cells: Sequence[Cell], clock: Stopwatch) -> None:
         """Let each policy decide on each layer, all its budgets at once."""
-        self._trace = trace
+        self._trace, self._structure = trace, subject.structure
         self._masks: dict[int, list[Tensor]] = {id(cell): [] for cell in cells}
         self._forced: dict[int, bool] = {id(cell): True for cell in cells}
         self.rejected: dict[int, str] = {}
@@ -110,8 +110,8 @@ class Selections:
 
     def add_hindsight(self, cells: Sequence[Cell], queries: Sequence[Tensor]) -> None:
         """Fill in the hindsight cells from the question's and answer's queries, (H, N, D) for each layer."""
-        layers = self._trace.layers
-        orders = hindsight_orders(self._trace, queries, [queries[0].shape[-1] ** -0.5] * len(layers))
+        scalings = [self._structure.scaling(index) for index in range(len(self._trace.layers))]
+        orders = hindsight_orders(self._trace, queries, scalings)
         for cell in cells:
             if cell.label == "hindsight":
                 keep = torch.full((orders[0].shape[0],), cell.budget.entries(self._trace.tokens), dtype=torch.int64)

@@ -196,7 +196,7 @@ def open_run(folder: Path, settings: dict[str, Any], identity: Sequence[str]) ->
         partial = folder / f".run.yaml.{os.getpid()}"
         partial.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
         os.replace(partial, path)
-        connection = sqlite3.connect(folder / "run.sqlite")
+        connection = sqlite3.connect(folder / "run.sqlite", timeout=30)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.executescript(_SCHEMA)
     except (OSError, sqlite3.Error) as error:
@@ -214,7 +214,7 @@ def read_run(folder: Path) -> RunStore:
     if not (folder / "run.yaml").is_file() or not database.is_file():
         raise RunError(f"{folder} is not a run folder: it has no run.yaml and run.sqlite.")
     try:
-        connection = sqlite3.connect(database)
+        connection = sqlite3.connect(database, timeout=30)
         connection.executescript(_SCHEMA)
     except sqlite3.Error as error:
         raise RunError(f"The results in {folder} cannot be read ({error}).") from error

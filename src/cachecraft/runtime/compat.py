@@ -21,6 +21,7 @@ from cachecraft.errors import ModelError
 
 SUPPORTED_TRANSFORMERS = ("5.2", "5.25")  # from, up to but not including
 SUPPORTED_MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM")
+VOCABULARY_PART = 2048  # rows of the output layer multiplied at a time where only the best token is wanted
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -108,6 +109,23 @@ def logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """Next-token logits, (..., vocabulary) float32, of final hidden states (..., hidden)."""
     result: Tensor = model.get_output_embeddings()(hidden)
     return result.float()
+
+
+def best_tokens(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """The most likely next token, (M,) int64, of final hidden states (M, hidden); of equals the lowest id.
+
+    On a CPU the vocabulary is passed over in parts that stay in its cache: few rows times a large vocabulary is
+    limited by memory, and the logits themselves are not needed.
+    """
+    head = model.get_output_embeddings()
+    if type(head) is not torch.nn.Linear or head.bias is not None or hidden.device.type != "cpu":
+        return logits(model, hidden).argmax(dim=-1)
+    best, chosen = (hidden @ head.weight[:VOCABULARY_PART].t()).max(dim=-1)
+    for first in range(VOCABULARY_PART, head.weight.shape[0], VOCABULARY_PART):
+        high, where = (hidden @ head.weight[first : first + VOCABULARY_PART].t()).max(dim=-1)
+        chosen = torch.where(high > best, where + first, chosen)
+        best = torch.maximum(high, best)
+    return chosen
 
 
 def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:

@@ -8,6 +8,7 @@ Rows are never shipped to a user in this form: see `cachecraft.runtime.cache` fo
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,93 +18,73 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from cachecraft.errors import ModelError
-from cachecraft.runtime.gather import counts_of, slots_of, take
+from cachecraft.runtime.gather import counts_of, slots_of
 
 
-@dataclass(frozen=True)
-class _Pack:
-    """Where the packed tokens of one group belong during one forward pass.
+@dataclass
+class _Group:
+    """Rows that are attended in one call.
 
     Attributes:
-        first, last: The group's slice of the packed sequence.
-        rows, offsets: (m,) int64, row of the group and place among the row's new tokens, for each packed token.
-        new: The most new tokens of any row, N.
-        padded: (C, N) int64 index into the group's m tokens, repeating a token as padding; None when all rows bring
-            N tokens and the packed order is already (C, N).
+        number: Its place in a layout's `starts` and `capacities`; stays the same when other groups go.
+        lines: Its rows, as places in the order the cache was built in.
     """
 
-    first: int
-    last: int
-    rows: Tensor
-    offsets: Tensor
-    new: int
-    padded: Tensor | None
+    number: int
+    lines: list[int]
 
 
-class _Group:
-    """Rows of like length: for each layer a buffer (C, G, capacity, D) of keys and one of values."""
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """How the flat buffers (slots, D) of a layer are divided; layers that keep equal numbers share one.
 
-    def __init__(
-        self, layers: Sequence[tuple[Tensor, Tensor]], masks: Sequence[Tensor], rows: Sequence[int], room: int
-    ) -> None:
-        self.rows = list(rows)
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        self.base: list[Tensor] = []  # entries kept: (C, G), or (1, 1) when all rows and heads agree
-        self.grown = torch.zeros(len(self.rows), dtype=torch.int64)  # (C,) new tokens accepted so far
-        for (keys, values), mask in zip(layers, masks, strict=True):
-            counts, largest = counts_of(mask)
-            slots = slots_of(mask, counts, largest, room).to(keys.device)
-            self.keys.append(take(keys, slots))
-            self.values.append(take(values, slots))
-            same = bool((counts == largest).all())
-            base = counts[:1, :1] if same else counts
-            shared = self.base and self.base[-1].shape == base.shape and bool((self.base[-1] == base).all())
-            self.base.append(self.base[-1] if shared else base)
-        self.pack: _Pack | None = None
-        self._plans: dict[int, tuple[Tensor, Tensor, int]] = {}
+    Row c and kv head h of a group begin at slot `start + (c * G + h) * capacity`.
 
-    def plan(self, layer: int) -> tuple[Tensor, Tensor, int]:
-        """Where new tokens are written and what they see, shared by layers of equal counts.
+    Attributes:
+        kept: (R, G) int64 entries of the context that each row and head holds.
+        equal: Whether the heads of each row hold equally many.
+        starts, capacities: For each group its first slot, and the slots of one row and head.
+    """
 
-        Returns:
-            (G * m,) int64 slots of the flattened buffer; (C, 1 or G, N, S) additive mask; S, the slots in use.
-        """
-        base = self.base[layer]
-        known = self._plans.get(id(base))
-        if known is not None:
-            return known
-        assert self.pack is not None
-        device = self.keys[layer].device
-        rows, heads, capacity, _ = self.keys[layer].shape
-        length = base + self.grown.unsqueeze(1)  # (C, 1 or G)
-        used = int(length.max()) + self.pack.new
-        slot = length[self.pack.rows].T + self.pack.offsets  # (1 or G, m)
-        line = self.pack.rows * heads + torch.arange(heads).unsqueeze(1)  # (G, m)
-        where = (line * capacity + slot).flatten().to(device)
-        seen = length.unsqueeze(-1) + torch.arange(self.pack.new)  # (C, 1 or G, N): the last slot each may see
-        visible = torch.arange(used) <= seen.unsqueeze(-1)
-        mask = torch.zeros(visible.shape, dtype=self.keys[layer].dtype)
-        mask.masked_fill_(~visible, float("-inf"))
-        self._plans[id(base)] = (where, mask.to(device), used)
-        return self._plans[id(base)]
+    kept: Tensor
+    equal: bool
+    starts: tuple[int, ...]
+    capacities: tuple[int, ...]
 
-    def begin(self, pack: _Pack) -> None:
-        """Get ready for one forward pass."""
-        self.pack = pack
-        self._plans = {}
 
-    def select(self, keep: Sequence[int]) -> None:
-        """Keep only these rows of the group."""
-        index = torch.tensor(list(keep), dtype=torch.int64)
-        bases: dict[int, Tensor] = {}
-        for layer in range(len(self.keys)):
-            at = index.to(self.keys[layer].device)
-            self.keys[layer], self.values[layer] = self.keys[layer][at], self.values[layer][at]
-        for layer, base in enumerate(self.base):
-            self.base[layer] = bases.setdefault(id(base), base if base.shape == (1, 1) else base[index])
-        self.rows = [self.rows[i] for i in keep]
-        self.grown = self.grown[index]
+@dataclass(frozen=True, eq=False)
+class _Unpacking:
+    """How the packed new tokens of one forward pass are spread over the groups, whatever the layer.
+
+    Attributes:
+        rows, offsets: For each group (m,) int64, the row within the group, and the place among the row's new tokens,
+            of each of its packed tokens.
+        new: For each group the most new tokens of any row, N.
+        spread: (Σ C * G * H/G * N,) int64, for each folded query the token * H + head it is; a row with fewer than N
+            new tokens repeats its last one.
+        back: (M * H,) int64, for each token and head its place in the outputs, (C, H/G * N, G) group after group.
+    """
+
+    rows: list[Tensor]
+    offsets: list[Tensor]
+    new: list[int]
+    spread: Tensor
+    back: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """Where new tokens are written and what they see, for one layout and one forward pass.
+
+    Attributes:
+        where: (M * G,) int64 slot of each token and kv head.
+        masks: For each group (C, 1 or G, H/G * N, S) additive.
+        used: For each group S, the slots in use.
+    """
+
+    where: Tensor
+    masks: list[Tensor]
+    used: list[int]
 
 
 class _PackedLayer(DynamicLayer):
@@ -111,12 +92,15 @@ class _PackedLayer(DynamicLayer):
 
     def __init__(self, cache: PackedCache, index: int) -> None:
         super().__init__()
-        self._cache, self._index = cache, index
+        # A weak reference: a cycle would keep hundreds of megabytes until the garbage collector happens to run.
+        self._cache, self._index = weakref.ref(cache), index
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the packed tokens, (1, G, M, D) each, to their rows; they are returned as they came."""
-        self._cache.write(self._index, key_states, value_states)
+        cache = self._cache()
+        assert cache is not None
+        cache.write(self._index, key_states, value_states)
         return key_states, value_states
 
     def get_seq_length(self) -> int:
@@ -125,7 +109,10 @@ class _PackedLayer(DynamicLayer):
 
 
 class PackedCache(Cache):
-    """Rows of compressed caches that take packed new tokens; each row's tokens see that row only."""
+    """Rows of compressed caches that take packed new tokens; each row's tokens see that row only.
+
+    A pass is `begin`, the model's forward, `accept`; `drop` may follow.
+    """
 
     def __init__(
         self,
@@ -133,6 +120,7 @@ class PackedCache(Cache):
         selections: Sequence[Sequence[Tensor]],
         groups: Sequence[Sequence[int]],
         *,
+        heads: int,
         room: int,
     ) -> None:
         """Gather the kept entries.
@@ -140,102 +128,191 @@ class PackedCache(Cache):
         Args:
             layers: For each layer its dense keys and values, (G, T, D) each.
             selections: For each row and layer the kept entries, (G, T) bool.
-            groups: Rows that share a buffer; rows of like length waste the least.
+            groups: Rows that are attended together; rows of like length waste the least.
+            heads: Query heads, H.
             room: New tokens to reserve room for in every row.
         """
         super().__init__(layers=[_PackedLayer(self, index) for index in range(len(layers))])
-        self._groups = [
-            _Group(
-                layers,
-                [torch.stack([selections[row][layer] for row in rows]) for layer in range(len(layers))],
-                rows,
-                room,
-            )
-            for rows in groups
-        ]
+        self._names = [row for rows in groups for row in rows]
+        self._heads, self._kv_heads = heads, int(layers[0][0].shape[0])
+        self._groups: list[_Group] = []
+        for number, rows in enumerate(groups):
+            first = sum(len(group.lines) for group in self._groups)
+            self._groups.append(_Group(number, list(range(first, first + len(rows)))))
+        self._grown = torch.zeros(len(self._names), dtype=torch.int64)  # new tokens accepted by each row
+        self._layouts: list[_Layout] = []
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        known: dict[bytes, _Layout] = {}
+        for index, (keys, values) in enumerate(layers):
+            masks = [torch.stack([selections[row][index] for row in rows]) for rows in groups]
+            layout, entries = _lay_out(masks, room)
+            self._layouts.append(known.setdefault(layout.kept.numpy().tobytes(), layout))
+            entries = entries.to(keys.device)
+            self._keys.append(keys.reshape(-1, keys.shape[-1]).index_select(0, entries))
+            self._values.append(values.reshape(-1, values.shape[-1]).index_select(0, entries))
+        self._unpacking: _Unpacking | None = None
+        self._plans: dict[int, _Plan] = {}
 
     @property
     def rows(self) -> list[int]:
         """The rows still held, in packed order."""
-        return [row for group in self._groups for row in group.rows]
+        return [self._names[line] for group in self._groups for line in group.lines]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the buffers, room and padding included."""
+        return sum(buffer.numel() * buffer.element_size() for buffer in (*self._keys, *self._values))
 
     def begin(self, counts: Sequence[int]) -> None:
-        """Announce the next forward pass: how many new tokens each of `rows` brings; a finished row brings none."""
-        first = 0
-        index = 0
+        """Announce the next forward pass: how many new tokens each of `rows` brings.
+
+        Raises:
+            ModelError: A row brings none.
+        """
+        if len(counts) != len(self.rows) or min(counts, default=0) < 1:
+            raise ModelError(f"{len(self.rows)} candidates were run with {list(counts)} new tokens; each needs some.")
+        sizes = []
         for group in self._groups:
-            size = len(group.rows)
-            own = counts[index : index + size]
-            group.begin(_pack(first, own))
-            first, index = first + sum(own), index + size
+            sizes.append(torch.tensor(counts[: len(group.lines)], dtype=torch.int64))
+            counts = counts[len(group.lines) :]
+        self._unpacking = _unpacking(sizes, self._heads, self._kv_heads, self._keys[0].device)
+        self._plans = {}
 
     def accept(self, counts: Sequence[int]) -> None:
         """Say how many of the last pass's tokens each row keeps; the others are overwritten by the next pass."""
-        index = 0
-        for group in self._groups:
-            group.grown = group.grown + torch.tensor(counts[index : index + len(group.rows)], dtype=torch.int64)
-            index += len(group.rows)
+        lines = torch.tensor([line for group in self._groups for line in group.lines], dtype=torch.int64)
+        self._grown[lines] += torch.tensor(list(counts), dtype=torch.int64)
 
-    def drop(self, rows: set[int], *, slack: float = 0.25) -> None:
-        """Let go of rows that are finished, once they make up more than `slack` of their group.
-
-        Copying a group costs about as much as a step on it, so a few idle rows are carried along. A row that is
-        carried along stays in `rows`.
-        """
+    def drop(self, rows: set[int]) -> None:
+        """Let go of rows that are finished; the last row of a group takes the place of one that goes."""
         for group in self._groups:
-            keep = [i for i, row in enumerate(group.rows) if row not in rows]
-            if keep and len(keep) <= (1 - slack) * len(group.rows):
-                group.select(keep)
-        self._groups = [group for group in self._groups if any(row not in rows for row in group.rows)]
+            for place in reversed(range(len(group.lines))):
+                if self._names[group.lines[place]] in rows:
+                    last = len(group.lines) - 1
+                    if place != last:
+                        self._move(group, last, place)
+                        group.lines[place] = group.lines[last]
+                    group.lines.pop()
+        self._groups = [group for group in self._groups if group.lines]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store packed new tokens, (1, G, M, D) each, at the end of their rows."""
-        for group in self._groups:
-            assert group.pack is not None
-            where, _, _ = group.plan(layer)
-            part = slice(group.pack.first, group.pack.last)
-            for buffer, new in ((group.keys[layer], keys), (group.values[layer], values)):
-                flat = buffer.view(-1, buffer.shape[-1])
-                flat.index_copy_(0, where, new[0, :, part].reshape(-1, buffer.shape[-1]))
+        where = self._plan(layer).where
+        for buffer, new in ((self._keys[layer], keys), (self._values[layer], values)):
+            # The projections lie in memory as (M, G, D), so that this order costs no copy.
+            buffer.index_copy_(0, where, new[0].transpose(0, 1).reshape(-1, buffer.shape[-1]))
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
         """Attention of packed queries, (1, H, M, D), each over its own row; (1, H, M, D)."""
+        plan, unpacking = self._plan(layer), self._unpacking
+        assert unpacking is not None
+        heads, width = self._heads, query.shape[-1]
+        # The query heads of a kv head are folded into its rows of queries, so that keys are not repeated.
+        folded = query[0].transpose(0, 1).reshape(-1, width).index_select(0, unpacking.spread)
         outputs = []
-        heads, width = query.shape[1], query.shape[3]
-        for group in self._groups:
-            pack = group.pack
-            assert pack is not None
-            _, mask, used = group.plan(layer)
-            keys, values = group.keys[layer][:, :, :used], group.values[layer][:, :, :used]
-            rows, kv_heads = keys.shape[:2]
-            own = query[0, :, pack.first : pack.last]  # (H, m, D)
-            if pack.padded is not None:
-                own = own.index_select(1, pack.padded.flatten().to(query.device))
-            # Fold the query heads of a kv head into its rows of queries: one matrix product for the whole group.
-            shaped = own.view(kv_heads, -1, rows, pack.new, width).permute(2, 0, 1, 3, 4)
-            folded = shaped.reshape(rows, kv_heads, -1, width)  # (C, G, H/G * N, D)
-            by_query = mask.repeat(1, 1, heads // kv_heads, 1)
+        first = 0
+        for group, new, mask, used in zip(self._groups, unpacking.new, plan.masks, plan.used, strict=True):
+            rows = len(group.lines)
+            own = folded[first : first + rows * heads * new].view(rows, self._kv_heads, -1, width)
+            first += rows * heads * new
             attended = torch.nn.functional.scaled_dot_product_attention(
-                folded, keys, values, attn_mask=by_query, scale=scale
-            )
-            back = attended.view(rows, kv_heads, -1, pack.new, width).permute(1, 2, 0, 3, 4)
-            back = back.reshape(heads, rows * pack.new, width)
-            if pack.padded is not None:
-                back = back.index_select(1, (pack.rows * pack.new + pack.offsets).to(query.device))
-            outputs.append(back)
-        return torch.cat(outputs, dim=1).unsqueeze(0)
+                own,
+                self._held(self._keys, layer, group)[:, :, :used],
+                self._held(self._values, layer, group)[:, :, :used],
+                attn_mask=mask,
+                scale=scale,
+            )  # (C, G, H/G * N, D)
+            outputs.append(attended.transpose(1, 2).reshape(-1, attended.shape[-1]))
+        joined = torch.cat(outputs).index_select(0, unpacking.back)
+        return joined.view(1, -1, heads, joined.shape[-1]).transpose(1, 2)
+
+    def _held(self, buffers: Sequence[Tensor], layer: int, group: _Group) -> Tensor:
+        """A group's part of a layer's keys or values, (C, G, capacity, D), as a view."""
+        start, capacity = self._layouts[layer].starts[group.number], self._layouts[layer].capacities[group.number]
+        size = len(group.lines) * self._kv_heads * capacity
+        return buffers[layer][start : start + size].view(len(group.lines), self._kv_heads, capacity, -1)
+
+    def _move(self, group: _Group, source: int, target: int) -> None:
+        for layer in range(len(self._layouts)):
+            for buffers in (self._keys, self._values):
+                held = self._held(buffers, layer, group)
+                held[target] = held[source]
+
+    def _plan(self, layer: int) -> _Plan:
+        layout, unpacking = self._layouts[layer], self._unpacking
+        assert unpacking is not None
+        if id(layout) not in self._plans:
+            plan = _plan(layout, unpacking, self._groups, self._grown, self._heads, self._keys[layer])
+            self._plans[id(layout)] = plan
+        return self._plans[id(layout)]
 
 
-def _pack(first: int, counts: Sequence[int]) -> _Pack:
-    new = max(counts)
-    if new < 1:
-        raise ModelError("A group of candidates was run without new tokens.")
-    sizes = torch.tensor(counts, dtype=torch.int64)
-    rows = torch.arange(len(counts)).repeat_interleave(sizes)
-    starts = sizes.cumsum(0) - sizes
-    offsets = torch.arange(int(sizes.sum())) - starts[rows]
-    padded = None
-    if min(counts) != new:
-        padded = starts.unsqueeze(1) + torch.minimum(torch.arange(new), (sizes - 1).clamp(min=0).unsqueeze(1))
-        padded = padded.clamp(max=int(sizes.sum()) - 1)  # of rows that bring nothing; never read back
-    return _Pack(first, first + sum(counts), rows, offsets, new, padded)
+def _lay_out(masks: Sequence[Tensor], room: int) -> tuple[_Layout, Tensor]:
+    """Divide a layer's buffer between groups.
+
+    Args:
+        masks: For each group the kept entries, (C, G, T) bool.
+        room: Slots for new tokens in every row and head.
+
+    Returns:
+        The layout, and for each slot the entry of the flattened (G * T, D) keys that goes there.
+    """
+    starts, capacities, kept, entries = [], [], [], []
+    start = 0
+    for mask in masks:
+        counts, largest = counts_of(mask)
+        rows, heads, tokens = mask.shape
+        slots = slots_of(mask, counts, largest, room) + torch.arange(heads).view(1, -1, 1) * tokens
+        starts.append(start)
+        capacities.append(largest + room)
+        kept.append(counts)
+        entries.append(slots.flatten())
+        start += rows * heads * (largest + room)
+    all_kept = torch.cat(kept)
+    equal = bool((all_kept == all_kept[:, :1]).all())
+    return _Layout(all_kept, equal, tuple(starts), tuple(capacities)), torch.cat(entries)
+
+
+def _unpacking(sizes: Sequence[Tensor], heads: int, kv_heads: int, device: torch.device) -> _Unpacking:
+    """Spread packed tokens over groups; sizes: for each group (C,) int64 new tokens of its rows."""
+    share = heads // kv_heads
+    head = torch.arange(heads).view(1, kv_heads, share, 1)
+    rows, offsets, new, spread, back = [], [], [], [], []
+    token, output = 0, 0
+    for own in sizes:
+        most = int(own.max())
+        row = torch.arange(len(own)).repeat_interleave(own)
+        begins = own.cumsum(0) - own
+        offset = torch.arange(len(row)) - begins[row]
+        padded = token + begins.unsqueeze(1) + torch.minimum(torch.arange(most), (own - 1).unsqueeze(1))  # (C, N)
+        spread.append((padded.view(-1, 1, 1, most) * heads + head).flatten())
+        line = (row.view(-1, 1) * share + torch.arange(share)) * most + offset.view(-1, 1)  # (m, H/G)
+        back.append((output + line.unsqueeze(1) * kv_heads + torch.arange(kv_heads).view(1, -1, 1)).flatten())
+        rows.append(row)
+        offsets.append(offset)
+        new.append(most)
+        token += len(row)
+        output += len(own) * heads * most
+    return _Unpacking(rows, offsets, new, torch.cat(spread).to(device), torch.cat(back).to(device))
+
+
+def _plan(
+    layout: _Layout, unpacking: _Unpacking, groups: Sequence[_Group], grown: Tensor, heads: int, like: Tensor
+) -> _Plan:
+    """Slots and masks of one pass; `like` gives the device and dtype of the masks."""
+    kv_heads = layout.kept.shape[1]
+    where, masks, used = [], [], []
+    for group, rows, offsets, new in zip(groups, unpacking.rows, unpacking.offsets, unpacking.new, strict=True):
+        lines = torch.tensor(group.lines)
+        length = layout.kept[lines] + grown[lines].unsqueeze(1)  # (C, G)
+        begin = torch.arange(len(lines) * kv_heads).view(-1, kv_heads) * layout.capacities[group.number]
+        taken = length[rows] + offsets.unsqueeze(1)  # (m, G)
+        where.append((layout.starts[group.number] + begin[rows] + taken).flatten())
+        used.append(int(taken.max()) + 1)
+        if layout.equal:
+            length = length[:, :1]
+        last = length.unsqueeze(-1) + torch.arange(new).repeat(heads // kv_heads)  # (C, 1 or G, H/G * N)
+        hidden = torch.arange(used[-1]) > last.unsqueeze(-1)
+        masks.append(torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, float("-inf")).to(like.device))
+    return _Plan(torch.cat(where).to(like.device), masks, used)

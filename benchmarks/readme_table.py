@@ -1,0 +1,132 @@
+"""The README's table and picture: eviction policies × budgets at 1k and 2k tokens, with intervals.
+
+Measured on the RULER tasks that the model can do: those whose full-cache score is at least one half on the validation
+split at both lengths. Runs are kept in runs/readme-1k and runs/readme-2k, and a repeated call goes on where an
+interrupted one stopped. Prints the table as Markdown; the picture is written as PNG and SVG.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from bench_report import RUNS, BenchReport
+from rich.progress import Progress as Bar
+from subject import add_model_options
+
+from cachecraft import api
+from cachecraft.errors import CacheCraftError
+from cachecraft.evaluation.grid import Progress
+from cachecraft.models import LoadedModel, load
+from cachecraft.reporting.plots import plot_score_against_bytes
+from cachecraft.reporting.summary import Summary
+from cachecraft.reporting.tables import as_csv, markdown, notes
+from cachecraft.terminal import one_sentence
+
+POLICIES = (
+    *("streaming_llm", "knorm", "keydiff", "vnorm", "value_diversity", "vk_ratio", "snapkv", "tova"),
+    *("observed_attention", "h2o", "frc"),
+)
+RATIOS = (0.5, 0.75, 0.88)
+ABLE = 0.5  # full-cache score on validation from which a task is measured
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "score_against_bytes"
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_options(parser)
+    parser.add_argument("--samples", type=int, default=20, help="test items per task (default: %(default)s)")
+    parser.add_argument("--validation", type=int, default=8, help="items that choose the tasks (default: %(default)s)")
+    parser.add_argument("--lengths", default="1024,2048", help="tokens of an item (default: %(default)s)")
+    parser.add_argument("--tasks", default="ruler", help="tasks or families to choose from (default: %(default)s)")
+    parser.add_argument("--policies", default=",".join(POLICIES), help="default: %(default)s")
+    parser.add_argument("--ratios", default=",".join(map(str, RATIOS)), help="default: %(default)s")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="where run folders go (default: runs)")
+    parser.add_argument("--picture", type=Path, default=PICTURE, help="file without ending (default: docs/...)")
+    return parser.parse_args()
+
+
+def following(bar: Bar, what: str) -> Callable[[Progress], None]:
+    """A callback that moves a progress bar."""
+    job = bar.add_task(what, total=None)
+    return lambda seen: bar.update(job, completed=seen.done, total=seen.total, description=f"{what}, {seen.task}")
+
+
+def able_tasks(loaded: LoadedModel, report: BenchReport, options: argparse.Namespace, lengths: list[int]) -> list[str]:
+    """The tasks that the model can do with its full cache, at every length."""
+    scores: dict[str, list[float]] = {}
+    with report.progress() as bar:
+        for length in lengths:
+            found = api.evaluate(
+                loaded,
+                policies=[],
+                ratios=[0.0],
+                tasks=options.tasks.split(","),
+                run=folder(options, length, "-eligible"),
+                length=length,
+                samples=options.validation,
+                split="validation",
+                references=["full"],
+                progress=following(bar, f"full cache, {length} tokens"),
+            )
+            for task, score in found.summary().rows[0].cells["0"].by_task.items():
+                scores.setdefault(task, []).append(score)
+    report.table(
+        f"Full-cache score on validation, {options.validation} items of each task",
+        ["task", *[f"{length} tokens" for length in lengths], ""],
+        [
+            [task, *[f"{score:.2f}" for score in each], "measured" if min(each) >= ABLE else "left out"]
+            for task, each in scores.items()
+        ],
+    )
+    report.keep("full_cache_on_validation", scores)
+    able = [task for task, each in scores.items() if min(each) >= ABLE]
+    if not able:
+        raise CacheCraftError("The model can do none of these tasks, so there is nothing to compare on.")
+    return able
+
+
+def folder(options: argparse.Namespace, length: int, suffix: str = "") -> Path:
+    """The run folder of one length, such as runs/readme-1k."""
+    short = f"{length // 1024}k" if length % 1024 == 0 else f"{length}"
+    path: Path = options.runs / f"readme-{short}{suffix}"
+    return path
+
+
+def main() -> None:
+    options = parse_options()
+    lengths = [int(length) for length in options.lengths.split(",")]
+    loaded = load(options.model, device="cpu", threads=options.threads, progress=print)
+    report = BenchReport("readme-table", vars(options))
+    able = able_tasks(loaded, report, options, lengths)
+    summaries: list[Summary] = []
+    for length in lengths:
+        with report.progress() as bar:
+            found = api.evaluate(
+                loaded,
+                policies=options.policies.split(","),
+                ratios=[float(ratio) for ratio in options.ratios.split(",")],
+                tasks=able,
+                run=folder(options, length),
+                length=length,
+                samples=options.samples,
+                progress=following(bar, f"{length} tokens"),
+            )
+        found.export()
+        summary = found.summary()
+        summaries.append(summary)
+        report.say(f"\n### {length} tokens, {sum(summary.items.values())} items per cell\n")
+        report.say(markdown(summary))
+        for note in notes(summary, found.settings):
+            report.say(note)
+    files = [options.picture.with_suffix(ending) for ending in (".png", ".svg")]
+    plot_score_against_bytes(summaries, files, titles=[f"{length} tokens" for length in lengths])
+    report.say(f"\nPicture: {files[0]} and .svg")
+    report.keep("tables", {str(length): as_csv([each]) for length, each in zip(lengths, summaries, strict=True)})
+    report.close()
+
+
+if __name__ == "__main__":
+    with one_sentence():
+        main()

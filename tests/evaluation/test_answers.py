@@ -1,0 +1,327 @@
+"""Answers, likelihoods and fidelity of packed candidates against each candidate run alone by plain means.
+
+The plain way: one forward pass of stock transformers over context and continuation together, whose attention is told
+for each layer and head which entries of the context the continuation may still see.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from cachecraft.errors import ModelError
+from cachecraft.evaluation import answers
+from cachecraft.evaluation.answers import answer_ids, batches, fidelities, likelihoods, queries_of
+from cachecraft.evaluation.traces import Trace, record
+from cachecraft.runtime import compat
+from cachecraft.runtime.structure import ModelStructure
+from tests.conftest import VOCABULARY, build_model
+
+CONTEXT, KV_HEADS, LAYERS = 37, 2, 2
+PROMPT = [11, 57, 23, 90]
+Selection = list[Tensor]
+
+
+def stops_at(model: PreTrainedModel, *stops: int) -> ModelStructure:
+    """The structure, with other stop tokens."""
+    known = ModelStructure.of(model)
+    return ModelStructure(**{**vars(known), "stop_ids": frozenset(stops)})
+
+
+def random_context(seed: int) -> list[int]:
+    return torch.randint(4, VOCABULARY, (CONTEXT,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def random_selection(seed: int, *, equal: bool = False) -> Selection:
+    """Different counts for every layer and head, or one count for all."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(1, CONTEXT + 1, (1,) if equal else (LAYERS, KV_HEADS), generator=generator)
+    order = torch.rand(LAYERS, KV_HEADS, CONTEXT, generator=generator).argsort(dim=-1).argsort(dim=-1)
+    return list(order < counts.expand(LAYERS, KV_HEADS).unsqueeze(-1))
+
+
+def everything() -> Selection:
+    return [torch.ones(KV_HEADS, CONTEXT, dtype=torch.bool)] * LAYERS
+
+
+def plain_logits(model: PreTrainedModel, selection: Selection, ids: Sequence[int]) -> Tensor:
+    """(N, V) logits of context + continuation, where the continuation sees the selected part of the context only."""
+    total = len(ids)
+    heads = model.config.num_attention_heads
+    causal = torch.ones(total, total, dtype=torch.bool).tril()
+    masks = []
+    for kept in selection:
+        seen = causal.expand(heads, -1, -1).clone()
+        seen[:, CONTEXT:, :CONTEXT] &= kept.repeat_interleave(heads // KV_HEADS, dim=0).unsqueeze(1)
+        masks.append(torch.zeros(seen.shape).masked_fill(~seen, float("-inf")))
+
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *,
+        scaling: float,
+        **_: object,
+    ) -> tuple[Tensor, None]:
+        key, value = (each.repeat_interleave(heads // KV_HEADS, dim=1) for each in (key, value))
+        scores = query @ key.transpose(2, 3) * scaling + masks[module.layer_idx]
+        return (scores.softmax(dim=-1) @ value).transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("plain", attention)
+    before = model.config._attn_implementation
+    model.config._attn_implementation = "plain"
+    try:
+        with torch.no_grad():
+            return model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
+    finally:
+        model.config._attn_implementation = before
+
+
+def plain_greedy(
+    model: PreTrainedModel, selection: Selection, context: list[int], most: int, stops: frozenset[int]
+) -> list[int]:
+    ids = [*context, *PROMPT]
+    for _ in range(most):
+        token = int(plain_logits(model, selection, ids)[-1].argmax())
+        if token in stops:
+            break
+        ids.append(token)
+    return ids[CONTEXT + len(PROMPT) :]
+
+
+class Guesser:
+    """In place of the drafter: says whatever the test wants."""
+
+    def __init__(self, guess) -> None:
+        self._guess, self.texts = guess, {}
+
+    def __call__(self, prompt: Sequence[int], hint: Sequence[int], rows: int) -> Guesser:
+        self.texts = {row: [] for row in range(rows)}
+        return self
+
+    def guess(self, row: int, most: int) -> list[int]:
+        return self._guess(self.texts[row])[: max(most, 0)]
+
+    def record(self, row: int, tokens: Sequence[int], guessed: int, right: int) -> None:
+        self.texts[row] += tokens
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    rows=st.integers(1, 6),
+    equal=st.booleans(),
+    most=st.integers(0, 9),
+    hinted=st.booleans(),
+)
+def test_packed_answers_are_those_of_each_candidate_alone(tiny_llama, seed, rows, equal, most, hinted):
+    context = random_context(seed)
+    selections = [random_selection(seed + row, equal=equal) for row in range(rows)]
+    stopping = plain_greedy(tiny_llama, selections[0], context, 4, frozenset())[-1]  # so that some rows end early
+    structure = stops_at(tiny_llama, stopping)
+    expected = [plain_greedy(tiny_llama, each, context, most, structure.stop_ids) for each in selections]
+    hint = [*expected[-1], stopping] if hinted else []
+    trace = record(structure, context)
+    for limit in (1, 20_000, answers.BATCH_BYTES):  # one row at a time, a few, all
+        assert answer_ids(structure, trace, selections, PROMPT, most, hint=hint, limit=limit) == expected
+
+
+def test_both_families_answer_as_stock_transformers_does_with_everything_kept(tiny_model):
+    structure = stops_at(tiny_model)
+    context = random_context(1)
+    ids = torch.tensor([[*context, *PROMPT]])
+    with torch.no_grad():
+        for _ in range(8):
+            ids = torch.cat([ids, tiny_model(input_ids=ids).logits[:, -1:].argmax(dim=-1)], dim=1)
+    found = answer_ids(structure, record(structure, context), [everything()] * 2, PROMPT, 8)
+    assert found == [ids[0, -8:].tolist()] * 2
+
+
+def guesses(truth: list[int], kind: str):
+    """Guesses that are right, wrong, right and then wrong, wrong and then right, or go on past the stop token."""
+
+    def guess(text: list[int]) -> list[int]:
+        coming = truth[len(text) : len(text) + 5]
+        wrong = [(token + 1) % VOCABULARY for token in coming]
+        return {
+            "right": coming,
+            "wrong": wrong,
+            "half right": coming[:2] + wrong[2:],
+            "first wrong": wrong[:1] + coming[1:],
+            "long": [*coming, *[7] * 20],
+            "none": [],
+        }[kind]
+
+    return guess
+
+
+@pytest.mark.parametrize("kind", ["right", "wrong", "half right", "first wrong", "long", "none"])
+@pytest.mark.parametrize("stopped", [True, False])
+def test_no_guess_changes_an_answer(tiny_llama, monkeypatch, kind, stopped):
+    context = random_context(3)
+    selections = [random_selection(row) for row in range(5)]
+    free = plain_greedy(tiny_llama, selections[2], context, 12, frozenset())
+    structure = stops_at(tiny_llama, *free[7:8] * stopped)
+    expected = [plain_greedy(tiny_llama, each, context, 12, structure.stop_ids) for each in selections]
+    monkeypatch.setattr(answers, "Drafter", Guesser(guesses(free, kind)))
+    assert answer_ids(structure, record(structure, context), selections, PROMPT, 12) == expected
+
+
+def test_right_guesses_take_fewer_passes_than_tokens(tiny_llama, monkeypatch):
+    context = random_context(3)
+    structure = stops_at(tiny_llama)
+    truth = plain_greedy(tiny_llama, everything(), context, 12, frozenset())
+    monkeypatch.setattr(answers, "Drafter", Guesser(guesses(truth, "right")))
+    passes: list[int] = []
+    plain = compat.hidden_states
+    monkeypatch.setattr(compat, "hidden_states", lambda *given: passes.append(given[1].numel()) or plain(*given))
+    trace = record(structure, context)
+    passes.clear()
+    assert answer_ids(structure, trace, [everything()], PROMPT, 12) == [truth]
+    assert passes == [len(PROMPT), 6, 5]  # the prompt gives one token; a pass gives its guesses and one more
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_no_new_tokens_or_one_may_be_asked_for(tiny_llama, most):
+    structure = stops_at(tiny_llama)
+    context = random_context(4)
+    first = plain_greedy(tiny_llama, everything(), context, 1, frozenset())
+    assert answer_ids(structure, record(structure, context), [everything()] * 3, PROMPT, most) == [first[:most]] * 3
+
+
+def test_answers_may_all_end_with_the_first_token(tiny_llama):
+    context = random_context(4)
+    selections = [random_selection(row) for row in range(6)]
+    firsts = {token for each in selections for token in plain_greedy(tiny_llama, each, context, 1, frozenset())}
+    structure = stops_at(tiny_llama, *firsts)
+    assert answer_ids(structure, record(structure, context), selections, PROMPT, 9, hint=[5]) == [[]] * 6
+
+
+def test_an_answer_that_does_not_fit_the_models_positions_is_refused():
+    structure = ModelStructure.of(build_model("llama", max_position_embeddings=CONTEXT + len(PROMPT) + 3))
+    trace = record(structure, random_context(0))
+    answer_ids(structure, trace, [everything()], PROMPT, 3)
+    with pytest.raises(ModelError, match="do not fit"):
+        answer_ids(structure, trace, [everything()], PROMPT, 4)
+    with pytest.raises(ModelError, match="do not fit"):
+        likelihoods(structure, trace, [everything()], PROMPT, [5] * 4)
+
+
+@given(seed=st.integers(0, 2**32), rows=st.integers(1, 5), length=st.integers(1, 6))
+def test_likelihoods_are_the_log_softmax_of_a_plain_forward(tiny_qwen2, seed, rows, length):
+    context = random_context(seed)
+    target = torch.randint(0, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    selections = [random_selection(seed + row) for row in range(rows)]
+    if rows > 1:  # a target that one of the candidates gets right
+        target = plain_greedy(tiny_qwen2, selections[1], context, length, frozenset())
+    structure = stops_at(tiny_qwen2)
+    found = likelihoods(structure, record(structure, context), selections, PROMPT, target, limit=20_000)
+    for selection, each in zip(selections, found, strict=True):
+        scores = plain_logits(tiny_qwen2, selection, [*context, *PROMPT, *target])[-length - 1 : -1]
+        picked = scores.log_softmax(dim=-1)[torch.arange(length), target]
+        assert each.mean_logprob == pytest.approx(float(picked.mean()), abs=1e-4)
+        assert each.forced_match == (scores.argmax(dim=-1).tolist() == target)
+    if rows > 1:
+        assert found[1].forced_match
+
+
+def test_many_positions_are_scored_a_part_at_a_time_with_the_same_result(tiny_llama, monkeypatch):
+    structure = stops_at(tiny_llama)
+    trace = record(structure, random_context(0))
+    selections = [random_selection(row) for row in range(5)]
+    before = likelihoods(structure, trace, selections, PROMPT, [5, 6, 7])
+    monkeypatch.setattr(answers, "LOGIT_ROWS", 4)
+    after = likelihoods(structure, trace, selections, PROMPT, [5, 6, 7])
+    assert [each.mean_logprob for each in after] == pytest.approx([each.mean_logprob for each in before], abs=1e-6)
+
+
+def test_the_full_cache_agrees_with_itself_and_an_emptied_one_does_not(tiny_model):
+    structure = stops_at(tiny_model)
+    context = random_context(6)
+    trace = record(structure, context)
+    (continuation,) = answer_ids(structure, trace, [everything()], PROMPT, 8)
+    emptied = [torch.arange(CONTEXT).expand(KV_HEADS, -1) < 1] * LAYERS
+    full, half, empty = fidelities(structure, trace, [everything(), random_selection(1), emptied], PROMPT, continuation)
+    assert full.kl == pytest.approx(0, abs=1e-6) and full.agreement == 1
+    assert half.kl > 1e-3 and empty.kl > 1e-3 and empty.agreement < 1
+    scores = plain_logits(tiny_model, random_selection(1), [*context, *PROMPT, *continuation])[-9:-1]
+    truth = plain_logits(tiny_model, everything(), [*context, *PROMPT, *continuation])[-9:-1].log_softmax(dim=-1)
+    divergence = (truth.exp() * (truth - scores.log_softmax(dim=-1))).sum(dim=-1).mean()
+    assert half.kl == pytest.approx(float(divergence), abs=1e-4)
+
+
+def test_results_depend_neither_on_the_order_nor_on_who_else_is_measured(tiny_llama):
+    structure = stops_at(tiny_llama, 42)
+    trace = record(structure, random_context(8))
+    selections = [random_selection(row) for row in range(9)]
+    target = [30, 31, 32]
+    together = likelihoods(structure, trace, selections, PROMPT, target)
+    texts = answer_ids(structure, trace, selections, PROMPT, 10)
+    order = list(range(9))
+    random.Random(0).shuffle(order)
+    for members in ([4], [8, 0], order, order[:5]):
+        chosen = [selections[row] for row in members]
+        again = likelihoods(structure, trace, chosen, PROMPT, target)
+        assert [each.mean_logprob for each in again] == pytest.approx(
+            [together[row].mean_logprob for row in members], abs=1e-5
+        )
+        assert answer_ids(structure, trace, chosen, PROMPT, 10) == [texts[row] for row in members]
+
+
+def test_measuring_leaves_the_trace_as_it_was(tiny_llama):
+    structure = stops_at(tiny_llama)
+    trace = record(structure, random_context(8))
+    before = {name: tensor.clone() for name, tensor in trace.tensors().items()}
+    answer_ids(structure, trace, [everything(), random_selection(0)], PROMPT, 6)
+    likelihoods(structure, trace, [everything()], PROMPT, [5, 6])
+    assert all(torch.equal(before[name], tensor) for name, tensor in trace.tensors().items())
+
+
+def test_the_queries_of_a_continuation_are_those_of_one_long_prefill(tiny_model):
+    structure = stops_at(tiny_model)
+    context = random_context(9)
+    target = [30, 31, 32]
+    found = queries_of(structure, record(structure, context), PROMPT, target)
+    whole = record(structure, [*context, *PROMPT, *target[:-1]])
+    for layer, queries in zip(whole.layers, found, strict=True):
+        torch.testing.assert_close(queries, layer.queries[:, CONTEXT:], rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def small_trace(tiny_llama) -> Trace:
+    return record(ModelStructure.of(tiny_llama), random_context(0))
+
+
+@given(counts=st.lists(st.integers(1, CONTEXT), max_size=24), new=st.integers(1, 60), limit=st.integers(1, 400_000))
+def test_batches_lose_no_candidate_and_keep_to_the_limit(tiny_llama, small_trace, counts, new, limit):
+    structure = ModelStructure.of(tiny_llama)
+    selections = [[torch.arange(CONTEXT).expand(KV_HEADS, -1) < count] * LAYERS for count in counts]
+    seen: list[int] = []
+    for groups in batches(structure, small_trace, selections, new, limit):
+        rows = [row for group in groups for row in group]
+        cache = answers._cache(structure, small_trace, selections, groups, new)
+        assert cache.bytes <= limit or len(rows) == 1
+        assert all(0 < len(group) <= answers.GROUP_ROWS for group in groups)
+        for group in groups:
+            widths = [counts[row] + new for row in group]
+            assert min(widths) >= (1 - answers.PADDING) * max(widths)
+        seen += rows
+    assert sorted(seen) == list(range(len(counts)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_best_token_is_found_in_parts_of_the_vocabulary_as_in_the_whole(tiny_llama, monkeypatch, seed):
+    monkeypatch.setattr(compat, "VOCABULARY_PART", 64)
+    hidden = torch.randn(9, 64, generator=torch.Generator().manual_seed(seed))
+    hidden[3] = 0  # all tokens equal: the first is taken
+    best = compat.best_tokens(tiny_llama, hidden)
+    assert best.tolist() == compat.logits(tiny_llama, hidden).argmax(dim=-1).tolist()
+    assert best[3] == 0
