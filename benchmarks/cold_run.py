@@ -12,8 +12,9 @@ import torch
 
 from cachecraft.errors import CacheCraftError
 from cachecraft.evaluation.cells import Budget, Scoring
-from cachecraft.evaluation.grid import Progress, Settings, evaluate
+from cachecraft.evaluation.grid import evaluate
 from cachecraft.evaluation.selections import Subject
+from cachecraft.evaluation.settings import Progress, Settings
 from cachecraft.evaluation.store import Result
 from cachecraft.runtime import compat
 

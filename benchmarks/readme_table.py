@@ -17,7 +17,7 @@ from subject import add_model_options
 
 from cachecraft import api
 from cachecraft.errors import CacheCraftError
-from cachecraft.evaluation.grid import Progress
+from cachecraft.evaluation.settings import Progress
 from cachecraft.models import LoadedModel, load
 from cachecraft.reporting.plots import plot_score_against_bytes
 from cachecraft.reporting.summary import Summary

@@ -1,6 +1,6 @@
 """An example policy: entries whose values are large for their keys, away from the average key.
 
-Try it with `cachecraft check examples/my_policy.py`, then name it in `cachecraft evaluate --policy examples/my_policy.py`.
+Try it with `cachecraft check examples/my_policy.py`, then with `cachecraft evaluate --policy examples/my_policy.py …`.
 """
 
 import torch
@@ -15,7 +15,7 @@ def protect(f: Features, *, sinks: int = 4, recent: int = 8) -> tuple[int, int]:
 
 
 def score_tokens(f: Features, *, weight: float = 0.5) -> Tensor:
-    """A weighted sum of two ranks, so that neither signal's scale matters. (G, T)"""
+    """A weighted sum of two ranks, so that neither signal's scale matters: (G, T)."""
     strength = f.values.norm(dim=-1) / f.keys.norm(dim=-1)
     mean_key = torch.nn.functional.normalize(f.keys, dim=-1).mean(dim=1, keepdim=True)
     novelty = -torch.cosine_similarity(f.keys, mean_key, dim=-1)
@@ -23,5 +23,5 @@ def score_tokens(f: Features, *, weight: float = 0.5) -> Tensor:
 
 
 def ranks(signal: Tensor) -> Tensor:
-    """Each entry's place among those of its head, from 0 to 1. (G, T)"""
+    """Each entry's place among those of its head, from 0 to 1: (G, T)."""
     return signal.argsort(dim=-1).argsort(dim=-1) / signal.shape[-1]

@@ -1,7 +1,6 @@
 """The command line as a person meets it: results, one sentence for bad input, exit codes, going on."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ RUN = ["evaluate", "--model", "tiny", "--length", "700", "--samples", "1", "--ra
 
 
 @pytest.fixture(autouse=True)
-def tiny_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--model` gives the tiny model, so that only the command line is under test."""
 
     def load(spec: str, **options: object) -> LoadedModel:
@@ -24,7 +23,6 @@ def tiny_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(models, "load", load)
     monkeypatch.setenv("COLUMNS", "80")
-    yield
 
 
 def run(*arguments: str | Path) -> tuple[int, str]:

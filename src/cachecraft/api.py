@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from cachecraft.evaluation.cells import REFERENCES, Budget, Regime, Scoring
-from cachecraft.evaluation.grid import Progress, Settings
 from cachecraft.evaluation.grid import evaluate as evaluate_grid
 from cachecraft.evaluation.selections import Subject
+from cachecraft.evaluation.settings import Progress, Settings
 from cachecraft.evaluation.store import Result, read_run
 from cachecraft.models import LoadedModel, load
 from cachecraft.reporting.plots import plot_score_against_bytes

@@ -38,7 +38,6 @@ DEMO_TASKS = (
     "ruler:niah_single_3",
     "ruler:niah_multikey_1",
     "ruler:niah_multivalue",
-    "ruler:niah_multiquery",
 )
 
 Models = Annotated[str, typer.Option("--model", help="smollm2 (built in), a hub id, a folder or a GGUF file.")]
@@ -199,7 +198,7 @@ def fetch(name: Annotated[str, typer.Argument(help="A built-in model.")] = "smol
 @app.command()
 def demo(
     run: Run = Path("runs/demo"),
-    samples: Annotated[int, typer.Option(help="Items per task.")] = 8,
+    samples: Annotated[int, typer.Option(help="Items per task.")] = 2,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
 ) -> None:
     """Compare nine policies on a real model at 1k tokens, on the RULER tasks that the model can do."""

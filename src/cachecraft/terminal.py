@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from cachecraft.errors import CacheCraftError
 
 if TYPE_CHECKING:
-    from cachecraft.evaluation.grid import Progress as ItemProgress
+    from cachecraft.evaluation.settings import Progress as ItemProgress
 
 BAD_INPUT, INTERRUPTED = 2, 130
 PLAIN_SECONDS = 15.0  # between two lines of progress where there is no terminal

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import VOCABULARY, build_model
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -22,7 +23,6 @@ from cachecraft.evaluation.answers import answer_ids, batches, fidelities, likel
 from cachecraft.evaluation.traces import Trace, record
 from cachecraft.runtime import compat
 from cachecraft.runtime.structure import ModelStructure
-from tests.conftest import VOCABULARY, build_model
 
 CONTEXT, KV_HEADS, LAYERS = 37, 2, 2
 PROMPT = [11, 57, 23, 90]
@@ -115,6 +115,7 @@ class Guesser:
         self.texts[row] += tokens
 
 
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32),
     rows=st.integers(1, 6),
@@ -215,6 +216,7 @@ def test_an_answer_that_does_not_fit_the_models_positions_is_refused():
         likelihoods(structure, trace, [everything()], PROMPT, [5] * 4)
 
 
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 5), length=st.integers(1, 6))
 def test_likelihoods_are_the_log_softmax_of_a_plain_forward(tiny_qwen2, seed, rows, length):
     context = random_context(seed)

@@ -4,15 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import build_model, build_tokenizer
 
 from cachecraft.errors import CacheCraftError, ModelError, RunError, TaskError
 from cachecraft.evaluation.cells import Budget
-from cachecraft.evaluation.grid import Progress, Settings, evaluate, split_prompt
+from cachecraft.evaluation.grid import evaluate, split_prompt
 from cachecraft.evaluation.selections import Subject
+from cachecraft.evaluation.settings import Progress, Settings
 from cachecraft.evaluation.store import Result
 from cachecraft.runtime.structure import ModelStructure
 from cachecraft.tasks.prompt import Prompt
-from tests.conftest import build_model, build_tokenizer
 
 LENGTH = 700
 

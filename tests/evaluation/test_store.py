@@ -68,7 +68,7 @@ def test_an_interrupted_transaction_leaves_nothing_behind(tmp_path: Path) -> Non
 
 def test_a_folder_of_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
     open_run(tmp_path / "run", SETTINGS, IDENTITY).close()
-    with pytest.raises(RunError, match="holds a run with model 'tiny', not 'other'.*another folder"):
+    with pytest.raises(RunError, match=r"holds a run with model 'tiny', not 'other'.*another folder"):
         open_run(tmp_path / "run", SETTINGS | {"model": "other"}, IDENTITY)
 
 

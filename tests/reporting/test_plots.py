@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from tests.reporting.test_summary import grid
+
 from cachecraft.reporting.plots import plot_score_against_bytes
 from cachecraft.reporting.summary import summarise
-from tests.reporting.test_summary import grid
 
 
 def test_a_plot_is_written_as_png_and_svg_with_a_name_for_every_line(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def greedy(
         return answers
     lines = {row: line for line, row in enumerate(answers)}
     drafter = Drafter(prompt, hint, len(lines))
-    sure = dict.fromkeys(answers, list(prompt))  # tokens that the row goes on with, and is still to be fed
+    sure = {row: list(prompt) for row in answers}  # tokens that the row goes on with, and is still to be fed
     guesses: dict[int, list[int]] = {row: [] for row in answers}
     position = dict.fromkeys(answers, first)
     with attending(model, cache=cache):
@@ -170,7 +170,7 @@ def greedy(
 
 def _asked(fed: Sequence[tuple[int, int]]) -> list[int]:
     """Packed places whose next token is wanted: of (sure, guessed) tokens the last sure one and all guessed."""
-    places = []
+    places: list[int] = []
     end = 0
     for sure, guessed in fed:
         end += sure + guessed
@@ -221,7 +221,7 @@ def _forced(
     limit: int,
     observer: Observer | None = None,
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """Feed prompt and target to each batch of candidates; yields rows and the (C, N, hidden) states before each target."""
+    """Feed prompt and target to each batch of candidates; yields rows and (C, N, hidden) states before each target."""
     ids = [*prompt, *target[:-1]]
     for groups in batches(structure, trace, selections, len(ids), limit):
         cache = _cache(structure, trace, selections, groups, len(ids))

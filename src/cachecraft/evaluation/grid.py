@@ -8,29 +8,18 @@ skipped, so an interrupted run goes on where it stopped.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from cachecraft.chat import token_ids
-from cachecraft.errors import CacheCraftError
 from cachecraft.evaluation.answers import Selection, answer_ids, fidelities, likelihoods, queries_of
-from cachecraft.evaluation.cells import (
-    REFERENCES,
-    REGIMES,
-    SCORINGS,
-    Budget,
-    Cell,
-    Regime,
-    Scoring,
-    make_cells,
-    result_id,
-)
+from cachecraft.evaluation.cells import Cell, Regime, Scoring, make_cells, result_id
 from cachecraft.evaluation.selections import Selections, Subject
+from cachecraft.evaluation.settings import IDENTITY, Progress, Settings, settings_record
 from cachecraft.evaluation.store import Result, RunStore, open_run
 from cachecraft.evaluation.timing import Stopwatch
 from cachecraft.evaluation.traces import Trace, record
@@ -40,71 +29,6 @@ from cachecraft.tasks.sources import Sources
 from cachecraft.tasks.task import Item, Task
 
 HELD_BACK = 8  # tokens of a prompt without question and tail that are never compressed
-IDENTITY = ("model", "revision", "dtype", "regime", "length", "split", "seed")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What to measure.
-
-    Attributes:
-        policies: Specifications, as `load_policy` takes them.
-        budgets: Ratios or numbers of entries.
-        tasks: Names of tasks.
-        length: Tokens of an item, the generated ones included.
-        samples: Items per task.
-        regime: ``agnostic`` compresses the context, ``aware`` context and question.
-        scoring: Any of ``answer``, ``likelihood``, ``fidelity``.
-        split: ``search``, ``validation`` or ``test``.
-        seed: Base seed of the items.
-        selector: Replaces every policy's own selector, for example ``chunks:20``.
-        references: Which reference lines to measure.
-        essays: Text files for essay haystacks; none for the prose that comes with Python.
-    """
-
-    policies: tuple[str, ...]
-    budgets: tuple[Budget, ...]
-    tasks: tuple[str, ...]
-    length: int = 1024
-    samples: int = 20
-    regime: Regime = "agnostic"
-    scoring: tuple[Scoring, ...] = ("answer",)
-    split: str = "test"
-    seed: int = 0
-    selector: str | None = None
-    references: tuple[str, ...] = REFERENCES
-    essays: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse settings that cannot be measured.
-
-        Raises:
-            CacheCraftError: An unknown regime, scoring or split, no budget, or fewer than one sample.
-        """
-        for kind, value, known in (
-            ("regime", self.regime, REGIMES),
-            ("split", self.split, ("search", "validation", "test")),
-            *(("scoring", scoring, SCORINGS) for scoring in self.scoring),
-        ):
-            if value not in known:
-                raise CacheCraftError(f"There is no {kind} {value!r}; choose {' or '.join(known)}.")
-        if not self.budgets:
-            raise CacheCraftError("No budget was given; name at least one ratio or number of entries to keep.")
-        if self.samples < 1:
-            raise CacheCraftError(f"{self.samples} samples cannot be measured; ask for at least 1.")
-        if not self.scoring:
-            raise CacheCraftError(f"No scoring was given; choose {' or '.join(SCORINGS)}.")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Told after each item: items done and in all, cells measured for it, seconds by phase so far."""
-
-    done: int
-    total: int
-    task: str
-    cells: int
-    seconds: dict[str, float]
 
 
 def evaluate(
@@ -135,7 +59,7 @@ def evaluate(
     subject.structure.require_room(settings.length)
     for task in tasks:  # what cannot be built is refused before there is a run folder
         _item(subject, settings, task, 0)
-    store = open_run(folder, _settings_record(subject, settings), IDENTITY)
+    store = open_run(folder, settings_record(subject, settings), IDENTITY)
     store.add_policies((cell.policy.id, cell.policy.name, cell.policy.source) for cell in cells if cell.policy)
     store.log_reading(settings.split, purpose, datetime.now(UTC).isoformat(timespec="seconds"))
     clock = Stopwatch()
@@ -156,29 +80,6 @@ def evaluate(
                 store.add(measured, _item_text(item))
         progress(Progress(done, total, task.name, len(missing), clock.seconds))
     return store, wanted
-
-
-def _settings_record(subject: Subject, settings: Settings) -> dict[str, Any]:
-    """The settings as written to run.yaml: resolved, in plain types."""
-    return {
-        "command": "evaluate",
-        "model": subject.name,
-        "revision": subject.revision,
-        "dtype": subject.dtype,
-        "regime": settings.regime,
-        "length": settings.length,
-        "split": settings.split,
-        "seed": settings.seed,
-        "tasks": list(settings.tasks),
-        "samples": settings.samples,
-        "policies": list(settings.policies),
-        "budgets": [budget.label for budget in settings.budgets],
-        "scoring": list(settings.scoring),
-        "selector": settings.selector or "each policy's own",
-        "references": list(settings.references),
-        "versions": {"torch": str(torch.__version__), "transformers": transformers.__version__},
-        "threads": f"{torch.get_num_threads()}",
-    }
 
 
 def _items(

@@ -1,0 +1,103 @@
+"""What an evaluation is asked for, what it tells while it runs, and what run.yaml records of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from cachecraft.errors import CacheCraftError
+from cachecraft.evaluation.cells import REFERENCES, REGIMES, SCORINGS, Budget, Regime, Scoring
+from cachecraft.evaluation.selections import Subject
+from cachecraft.tasks.task import SPLITS
+
+IDENTITY = ("model", "revision", "dtype", "regime", "length", "split", "seed")  # in which a folder's commands agree
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure.
+
+    Attributes:
+        policies: Specifications, as `load_policy` takes them.
+        budgets: Ratios or numbers of entries.
+        tasks: Names of tasks.
+        length: Tokens of an item, the generated ones included.
+        samples: Items per task.
+        regime: ``agnostic`` compresses the context, ``aware`` context and question.
+        scoring: Any of ``answer``, ``likelihood``, ``fidelity``.
+        split: ``search``, ``validation`` or ``test``.
+        seed: Base seed of the items.
+        selector: Replaces every policy's own selector, for example ``chunks:20``.
+        references: Which reference lines to measure.
+        essays: Text files for essay haystacks; none for the prose that comes with Python.
+    """
+
+    policies: tuple[str, ...]
+    budgets: tuple[Budget, ...]
+    tasks: tuple[str, ...]
+    length: int = 1024
+    samples: int = 20
+    regime: Regime = "agnostic"
+    scoring: tuple[Scoring, ...] = ("answer",)
+    split: str = "test"
+    seed: int = 0
+    selector: str | None = None
+    references: tuple[str, ...] = REFERENCES
+    essays: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot be measured.
+
+        Raises:
+            CacheCraftError: An unknown regime, scoring or split, no budget, or fewer than one sample.
+        """
+        for kind, value, known in (
+            ("regime", self.regime, REGIMES),
+            ("split", self.split, SPLITS),
+            *(("scoring", scoring, SCORINGS) for scoring in self.scoring),
+        ):
+            if value not in known:
+                raise CacheCraftError(f"There is no {kind} {value!r}; choose {' or '.join(known)}.")
+        if not self.budgets:
+            raise CacheCraftError("No budget was given; name at least one ratio or number of entries to keep.")
+        if self.samples < 1:
+            raise CacheCraftError(f"{self.samples} samples cannot be measured; ask for at least 1.")
+        if not self.scoring:
+            raise CacheCraftError(f"No scoring was given; choose {' or '.join(SCORINGS)}.")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Told after each item: items done and in all, cells measured for it, seconds by phase so far."""
+
+    done: int
+    total: int
+    task: str
+    cells: int
+    seconds: dict[str, float]
+
+
+def settings_record(subject: Subject, settings: Settings) -> dict[str, Any]:
+    """The settings as written to run.yaml: resolved, in plain types."""
+    return {
+        "command": "evaluate",
+        "model": subject.name,
+        "revision": subject.revision,
+        "dtype": subject.dtype,
+        "regime": settings.regime,
+        "length": settings.length,
+        "split": settings.split,
+        "seed": settings.seed,
+        "tasks": list(settings.tasks),
+        "samples": settings.samples,
+        "policies": list(settings.policies),
+        "budgets": [budget.label for budget in settings.budgets],
+        "scoring": list(settings.scoring),
+        "selector": settings.selector or "each policy's own",
+        "references": list(settings.references),
+        "versions": {"torch": str(torch.__version__), "transformers": transformers.__version__},
+        "threads": f"{torch.get_num_threads()}",
+    }
