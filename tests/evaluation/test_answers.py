@@ -7,6 +7,7 @@ for each layer and head which entries of the context the continuation may still 
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -22,6 +23,7 @@ from cachecraft.evaluation import answers
 from cachecraft.evaluation.answers import answer_ids, batches, fidelities, likelihoods, queries_of
 from cachecraft.evaluation.traces import Trace, record
 from cachecraft.runtime import compat
+from cachecraft.runtime.packed import PackedCache
 from cachecraft.runtime.structure import ModelStructure
 
 CONTEXT, KV_HEADS, LAYERS = 37, 2, 2
@@ -327,3 +329,21 @@ def test_the_best_token_is_found_in_parts_of_the_vocabulary_as_in_the_whole(tiny
     best = compat.best_tokens(tiny_llama, hidden)
     assert best.tolist() == compat.logits(tiny_llama, hidden).argmax(dim=-1).tolist()
     assert best[3] == 0
+
+
+def test_one_batch_is_let_go_before_the_next_is_made(tiny_llama, monkeypatch):
+    structure = stops_at(tiny_llama)
+    trace = record(structure, random_context(0))
+    made: list[weakref.ref[PackedCache]] = []
+
+    class Watched(PackedCache):
+        def __init__(self, *given: object, **named: object) -> None:
+            assert all(earlier() is None for earlier in made)
+            super().__init__(*given, **named)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(answers, "PackedCache", Watched)
+    selections = [random_selection(row) for row in range(4)]
+    answer_ids(structure, trace, selections, PROMPT, 3, limit=1)
+    likelihoods(structure, trace, selections, PROMPT, [5, 6], limit=1)
+    assert len(made) == 8

@@ -209,6 +209,7 @@ def answer_ids(
         for groups in batches(structure, trace, selections, room, limit):
             cache = _cache(structure, trace, selections, groups, room)
             answers |= greedy(structure, cache, trace.tokens, prompt, max_new_tokens, hint)
+            del cache  # before the next batch's is made: the limit is for one
     return [answers[row] for row in range(len(selections))]
 
 
@@ -228,6 +229,7 @@ def _forced(
         rows = cache.rows
         with attending(structure.model, cache=cache, observer=observer):
             hidden = _forward(structure, cache, [ids] * len(rows), [trace.tokens] * len(rows))
+        del cache  # before the next batch's is made, and while logits are
         yield rows, hidden.view(len(rows), len(ids), -1)[:, -len(target) :]
 
 
