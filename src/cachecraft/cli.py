@@ -237,6 +237,7 @@ def _print_evaluation(evaluation: Any, against: str) -> None:
         if against:
             out.print()
             out.print(difference_table(summary))
+            out.print("! the 95 % interval of the paired difference excludes 0", style="dim")
         out.print()
         for line in notes(summary, evaluation.settings):
             out.print(line, style="dim", markup=False)

@@ -54,11 +54,11 @@ def terminal_table(summary: Summary) -> Table:
 
 
 def difference_table(summary: Summary) -> Table:
-    """A rich table of the paired differences to the reference named in the summary."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    """A rich table of the paired differences to the row named in the summary; ``!`` where the interval excludes 0."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     table.add_column(f"minus {summary.against}", no_wrap=True, max_width=22, overflow="ellipsis")
     for budget in summary.budgets:
-        table.add_column(budget, justify="right")
+        table.add_column(budget, justify="right", no_wrap=len(summary.budgets) <= 3)
     for row in summary.rows:
         if row.label == summary.against:
             continue
@@ -70,7 +70,7 @@ def difference_table(summary: Summary) -> Table:
 
 def _signed(estimate: Estimate) -> str:
     sure = estimate.low > 0 or estimate.high < 0
-    return f"{estimate.estimate:+.2f} [{estimate.low:+.2f}, {estimate.high:+.2f}]{' !' if sure else ''}"
+    return f"{estimate.estimate:+.2f} [{estimate.low:.2f},{estimate.high:.2f}]{'!' if sure else ' '}"
 
 
 def _shown(row: Row, budget: str) -> CellSummary | None:
