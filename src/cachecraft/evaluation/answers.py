@@ -22,7 +22,7 @@ from cachecraft.runtime.structure import ModelStructure
 
 Selection = Sequence[Tensor]  # for each layer the kept entries, (G, T) bool
 
-BATCH_BYTES = 768 << 20
+BATCH_BYTES = 640 << 20
 PADDING = 0.3  # share of a row's buffer that may be padding before it gets a group of its own
 GROUP_ROWS = 4  # more rows mean fewer calls, but more padding where few of them have many guesses
 LOGIT_ROWS = 512  # positions whose logits are held at a time: 512 × 49k × 4 bytes is 100 MB
