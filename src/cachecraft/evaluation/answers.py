@@ -268,10 +268,9 @@ def fidelities(
 ) -> list[Fidelity]:
     """KL from, and token agreement with, the full cache on its own `continuation`; arguments as `answer_ids`."""
     structure.require_room(trace.tokens + len(prompt) + len(continuation))
-    everything = [torch.ones(layer.keys.shape[:2], dtype=torch.bool) for layer in trace.layers]
     found: dict[int, Fidelity] = {}
     with torch.no_grad():
-        ((_, reference),) = _forced(structure, trace, [everything], prompt, continuation, limit)
+        ((_, reference),) = _forced(structure, trace, [trace.everything()], prompt, continuation, limit)
         full = compat.logits(structure.model, reference[0]).log_softmax(dim=-1)  # (N, V)
         for rows, hidden in _forced(structure, trace, selections, prompt, continuation, limit):
             for row, states in zip(rows, hidden, strict=True):
@@ -286,11 +285,16 @@ def queries_of(
     structure: ModelStructure, trace: Trace, prompt: Sequence[int], target: Sequence[int], limit: int = BATCH_BYTES
 ) -> list[Tensor]:
     """The post-RoPE queries of prompt and target under the full cache: for each layer (H, N, D)."""
-    everything = [torch.ones(layer.keys.shape[:2], dtype=torch.bool) for layer in trace.layers]
     seen: list[Tensor] = []
     with torch.no_grad():
         for _ in _forced(
-            structure, trace, [everything], prompt, target, limit, observer=lambda call: seen.append(call.queries[0])
+            structure,
+            trace,
+            [trace.everything()],
+            prompt,
+            target,
+            limit,
+            observer=lambda call: seen.append(call.queries[0]),
         ):
             pass
     return seen

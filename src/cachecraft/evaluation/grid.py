@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from cachecraft.chat import token_ids
 from cachecraft.evaluation.answers import Selection, answer_ids, fidelities, likelihoods, queries_of
 from cachecraft.evaluation.cells import Cell, Regime, Scoring, make_cells, result_id
@@ -187,8 +185,7 @@ def _score(
         by_alias = [likelihoods(structure, trace, selections, follow, target) for target in targets]
         best = [max(each, key=lambda found: found.mean_logprob) for each in zip(*by_alias, strict=True)]
         return [(each.mean_logprob, {"forced_match": each.forced_match}) for each in best]
-    everything = [torch.ones(layer.keys.shape[:2], dtype=torch.bool) for layer in trace.layers]
-    (continuation,) = answer_ids(structure, trace, [everything], follow, item.max_new_tokens)
+    (continuation,) = answer_ids(structure, trace, [trace.everything()], follow, item.max_new_tokens)
     stop = min(structure.stop_ids, default=None)
     if stop is not None and len(continuation) < item.max_new_tokens:
         continuation = [*continuation, stop]

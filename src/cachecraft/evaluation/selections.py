@@ -47,11 +47,9 @@ class Selections:
         self._masks: dict[int, list[Tensor]] = {id(cell): [] for cell in cells}
         self._forced: dict[int, bool] = {id(cell): True for cell in cells}
         self.rejected: dict[int, str] = {}
-        heads = subject.structure.kv_heads
         for cell in cells:
             if cell.label == "full":
-                everything = torch.ones(heads, trace.tokens, dtype=torch.bool)
-                self._masks[id(cell)] = [everything] * len(trace.layers)
+                self._masks[id(cell)] = trace.everything()
                 self._forced[id(cell)] = False
         groups = _by_policy(cells)
         if not groups:
@@ -139,8 +137,7 @@ class Selections:
     @property
     def bytes_full(self) -> int:
         """Bytes of the whole cache."""
-        layer = self._trace.layers[0]
-        return 2 * layer.keys.numel() * layer.keys.element_size() * len(self._trace.layers)
+        return self._trace.bytes_per_entry * self._trace.tokens
 
     @property
     def tokens(self) -> int:

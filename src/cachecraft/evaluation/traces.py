@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -61,6 +62,10 @@ class Trace:
         width = layer.keys.shape[-1] * layer.keys.element_size() + layer.values.shape[-1] * layer.values.element_size()
         return width * int(layer.keys.shape[0]) * len(self.layers)
 
+    def everything(self) -> list[Tensor]:
+        """The selection that keeps every entry: for each layer (G, T) bool."""
+        return [torch.ones(layer.keys.shape[:2], dtype=torch.bool) for layer in self.layers]
+
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, as stored on disk."""
         named: dict[str, Tensor] = {}
@@ -80,15 +85,7 @@ def record(structure: ModelStructure, ids: Sequence[int]) -> Trace:
     layers: list[TracedLayer] = []
 
     def keep(call: LayerCall) -> None:
-        # Projections come as strided views of (N, heads, D); contiguous copies make every later pass cheaper.
-        layers.append(
-            TracedLayer(
-                call.queries[0].contiguous(),
-                call.keys[0].contiguous(),
-                call.values[0].contiguous(),
-                None if call.logsumexp is None else call.logsumexp[0].float().contiguous(),
-            )
-        )
+        layers.append(TracedLayer(*call.alone()))
 
     observe_prefill(structure, ids, keep)
     return Trace(tuple(ids), tuple(layers))

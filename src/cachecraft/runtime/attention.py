@@ -44,6 +44,14 @@ class LayerCall:
     values: Tensor
     logsumexp: Tensor | None
 
+    def alone(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """The only row's queries (H, N, D), keys and values (G, S, D) and log-sum-exp (H, N) float32 or None.
+
+        Projections come as strided views of (N, heads, D); contiguous copies make every later pass cheaper.
+        """
+        logsumexp = None if self.logsumexp is None else self.logsumexp[0].float().contiguous()
+        return self.queries[0].contiguous(), self.keys[0].contiguous(), self.values[0].contiguous(), logsumexp
+
 
 Observer = Callable[[LayerCall], None]
 

@@ -231,10 +231,7 @@ class _Eviction:
 
     def see(self, call: LayerCall) -> None:
         """Evict one layer, or only score it if its budget depends on the others."""
-        # Projections come as strided views of (T, heads, D); contiguous copies make scoring cheaper.
-        queries, keys, values = (side[0].contiguous() for side in (call.queries, call.keys, call.values))
-        logsumexp = None if call.logsumexp is None else call.logsumexp[0].float().contiguous()
-        features = self._sequence.layer(call.layer, queries, keys, values, logsumexp)
+        features = self._sequence.layer(call.layer, *call.alone())
         if self._policy.has_allocate:
             self._waiting.append((features, score(self._policy, features, self._keep)))
             features.release()
