@@ -19,6 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"policy", "chat"},
     "tasks": {"chat"},
     "evaluation": {"runtime", "policy", "tasks", "chat"},
+    "evolution": {"evaluation", "runtime", "policy", "tasks"},
     "reporting": {"evaluation"},
     "models": {"runtime"},
 }

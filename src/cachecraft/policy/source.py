@@ -13,15 +13,15 @@ from cachecraft.policy.features import Features
 ParameterValue = bool | int | float | str
 
 # The functions of the contract and the arguments that the harness passes by position.
-_ARGUMENTS = {
+CONTRACT = {
     "protect": ("f",),
     "score_tokens": ("f",),
     "select_tokens_to_keep": ("scores", "keep", "f"),
     "allocate": ("scores", "total", "floor"),
 }
 _PAPER = re.compile(r"arXiv[:\s]*(\d{4}\.\d{4,5})", re.IGNORECASE)
-_FEATURES = frozenset(name for name in vars(Features) if not name.startswith("_")) - {"read_keep"}
-_METHODS = frozenset(name for name in _FEATURES if not isinstance(getattr(Features, name), property))
+FEATURES = frozenset(name for name in vars(Features) if not name.startswith("_")) - {"read_keep"}
+METHODS = frozenset(name for name in FEATURES if not isinstance(getattr(Features, name), property))
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def read_source(source: str, origin: str) -> PolicySource:
         )
     parameters: dict[str, ParameterValue] = {}
     declared: dict[str, tuple[str, ...]] = {}
-    for name in _ARGUMENTS:
+    for name in CONTRACT:
         if name not in functions:
             continue
         own = _parameters(functions[name], origin)
@@ -97,7 +97,7 @@ def read_source(source: str, origin: str) -> PolicySource:
 
 def _parameters(function: ast.FunctionDef, origin: str) -> dict[str, ParameterValue | None]:
     """Parameters after the contract's own arguments, with their defaults; None for ``base``."""
-    expected = _ARGUMENTS[function.name]
+    expected = CONTRACT[function.name]
     where = f"Policy file {origin}, line {function.lineno}: {function.name}"
     positional = [*function.args.posonlyargs, *function.args.args]
     if len(positional) < len(expected) or function.args.vararg or function.args.kwarg:
@@ -138,10 +138,10 @@ def _needs(tree: ast.Module) -> tuple[str, ...]:
         node.attr
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
-        and node.attr in _FEATURES
+        and node.attr in FEATURES
         and isinstance(node.value, ast.Name)
         and node.value.id not in modules
-        and (id(node) in called) == (node.attr in _METHODS)
+        and (id(node) in called) == (node.attr in METHODS)
     }
     return tuple(sorted(found))
 

@@ -1,0 +1,138 @@
+"""Where a program comes from: its ancestors with diffs and scores, and files that say so.
+
+An exported file is the candidate's program with its provenance at the end of the docstring, so that it loads and reads
+like any other policy. A file of the user's is never overwritten silently.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachecraft.errors import RunError
+from cachecraft.evolution.records import Candidate
+
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Step:
+    """One candidate of a line of descent.
+
+    Attributes:
+        candidate: The candidate.
+        parent: The parent that it is compared with, the first of its parents; None for one that has none.
+        diff: Unified diff from the parent's program to its own, "" without a parent.
+    """
+
+    candidate: Candidate
+    parent: Candidate | None
+    diff: str
+
+
+def lineage(candidates: Mapping[int, Candidate], number: int) -> list[Step]:
+    """A candidate and all its ancestors, the youngest first.
+
+    Args:
+        candidates: The population's candidates.
+        number: Whose lineage.
+
+    Raises:
+        RunError: There is no such candidate.
+    """
+    if number not in candidates:
+        raise RunError(f"There is no candidate {number} in this run; it has {len(candidates)}.")
+    found: dict[int, Step] = {}
+    waiting = [number]
+    while waiting:
+        each = candidates[waiting.pop()]
+        if each.number in found:
+            continue
+        parents = [candidates[parent] for parent in each.proposal.parents if parent in candidates]
+        first = parents[0] if parents else None
+        found[each.number] = Step(each, first, diff(first, each) if first else "")
+        waiting += [parent.number for parent in parents]
+    return [found[key] for key in sorted(found, reverse=True)]
+
+
+def diff(parent: Candidate, child: Candidate) -> str:
+    """Unified diff of two candidates' programs."""
+    lines = difflib.unified_diff(
+        parent.source.splitlines(), child.source.splitlines(), parent.name, child.name, lineterm="", n=2
+    )
+    return "\n".join(lines)
+
+
+def with_provenance(source: str, provenance: Sequence[tuple[str, str]]) -> str:
+    """The program with lines of provenance at the end of its docstring.
+
+    Args:
+        source: A policy.
+        provenance: Names and values, for example ``("run", "runs/d1")``.
+
+    Returns:
+        The text of a file; its program is the same, its first line too.
+    """
+    document = ast.get_docstring(ast.parse(source)) or "A discovered eviction policy."
+    wide = max(len(name) for name, _ in provenance) if provenance else 0
+    block = ["Found by CacheCraft:", *(_line(name, value, wide) for name, value in provenance)]
+    text = _quoted("\n".join([document, "", *block]))
+    lines = source.splitlines(keepends=True)
+    first = ast.parse(source).body[0]
+    if ast.get_docstring(ast.parse(source)) is None:
+        return f'"""{text}\n"""\n\n{source}'
+    assert first.end_lineno is not None
+    assert first.end_col_offset is not None
+    rest = lines[first.end_lineno - 1].encode()[first.end_col_offset :].decode()
+    return "".join(lines[: first.lineno - 1]) + f'"""{text}\n"""{rest}' + "".join(lines[first.end_lineno :])
+
+
+def _line(name: str, value: str, wide: int) -> str:
+    """One line of provenance; the values of long ones go on under their beginning."""
+    indent = " " * (wide + 4)
+    words = " ".join(value.split()).split(" ")
+    lines = [f"  {name:<{wide}}  ".ljust(wide + 4)]
+    for word in words:
+        if len(lines[-1]) + len(word) > WIDTH and lines[-1].strip():
+            lines.append(indent)
+        lines[-1] += word + " "
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"""', "'''").removesuffix('"')
+
+
+def export(path: Path, text: str, *, overwrite: bool = False) -> Path:
+    """Write a file whole or not at all.
+
+    Args:
+        path: Where to; its folder is made.
+        text: What to write.
+        overwrite: Replace a file with other contents.
+
+    Raises:
+        RunError: A file with other contents is there, or the folder cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text:
+            return path
+        partial.write_text(text, encoding="utf-8")
+        if overwrite:
+            os.replace(partial, path)
+        else:
+            with path.open("x", encoding="utf-8"):  # fails where a file is, even one that was made this moment
+                os.replace(partial, path)
+    except FileExistsError as error:
+        partial.unlink(missing_ok=True)
+        raise RunError(f"{path} exists and was not overwritten; name another file or remove it.") from error
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise RunError(f"{path} could not be written ({error.strerror or error}).") from error
+    return path
