@@ -87,6 +87,21 @@ class Population:
         """Every candidate that counts, in the order in which proposers are told of them."""
         return [self.candidates[number] for number in sorted(self.candidates)]
 
+    @property
+    def seconds(self) -> float:
+        """Time that the run has taken so far, as `spend` was last told."""
+        row = self._connection.execute("SELECT value FROM population WHERE name = 'seconds'").fetchone()
+        return 0.0 if row is None else float(row[0])
+
+    def spend(self, seconds: float) -> None:
+        """Store how much time the run has taken, all its commands together."""
+        with self._write():
+            self._connection.execute("INSERT OR REPLACE INTO population VALUES ('seconds', ?)", (repr(seconds),))
+
+    def candidate(self, number: int) -> Candidate:
+        """A candidate as it stands, the open generation included; its fitness counts once that is closed."""
+        return self._all[number]
+
     def knows(self, program: str) -> int | None:
         """Number of the first candidate with this canonical program, the open generation included."""
         row = self._connection.execute("SELECT MIN(number) FROM candidates WHERE program = ?", (program,)).fetchone()
@@ -95,6 +110,22 @@ class Population:
     def scores(self, number: int) -> list[Score]:
         """Everything that was measured of a candidate."""
         return storage.read_scores(self._connection, number)
+
+    def stage_means(self) -> dict[int, dict[str, float]]:
+        """For each candidate that is ok the mean of its scores in each stage."""
+        rows = self._connection.execute(
+            "SELECT s.candidate, s.stage, SUM(s.value * s.items) / SUM(s.items) FROM candidate_scores s "
+            "JOIN candidates c ON c.number = s.candidate WHERE c.state = 'ok' GROUP BY s.candidate, s.stage"
+        )
+        found: dict[int, dict[str, float]] = {}
+        for number, stage, mean in rows:
+            found.setdefault(number, {})[stage] = mean
+        return found
+
+    def tasks(self) -> list[str]:
+        """The tasks that candidates were measured on."""
+        rows = self._connection.execute("SELECT DISTINCT task FROM candidate_scores ORDER BY task")
+        return [row[0] for row in rows]
 
     def counts(self) -> dict[str, int]:
         """Candidates by state, the open generation included."""

@@ -1,0 +1,140 @@
+"""Discover policies: search, choose, prove on items that the search never saw, and write what was found as files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cachecraft import api
+from cachecraft.errors import RunError
+from cachecraft.evaluation.settings import Progress
+from cachecraft.evaluation.store import open_run
+from cachecraft.evolution.lineage import export, with_provenance
+from cachecraft.evolution.loop import SearchProgress, baseline, leaders, search
+from cachecraft.evolution.population import Population
+from cachecraft.evolution.records import Candidate
+from cachecraft.evolution.settings import DiscoverySettings, SearchBudget
+from cachecraft.models import LoadedModel, load
+from cachecraft.policy.contract import builtin_policies, load_policy
+
+IDENTITY = ("models", "revisions", "dtypes", "tasks", "ratios", "length", "seed", "level", "features", "islands")
+SHIPPED = 3  # policies that are written as files
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """What a discovery found.
+
+    Attributes:
+        folder: The run's folder.
+        files: The best policies, best first.
+        best: The best candidate.
+        baseline: Name and fitness of the best built-in policy in the search.
+        tests: For each model the evaluation of the best policies and all baselines on the test split.
+    """
+
+    folder: Path
+    files: tuple[Path, ...]
+    best: Candidate
+    baseline: tuple[str, float] | None
+    tests: tuple[api.Evaluation, ...]
+
+
+def discover(
+    models: Sequence[str | LoadedModel] = ("smollm2",),
+    *,
+    settings: DiscoverySettings,
+    budget: SearchBudget,
+    run: str | Path = "runs/discover",
+    workers: int = 1,
+    test_samples: int = 12,
+    test_scoring: Sequence[str] = ("answer",),
+    force: bool = False,
+    progress: Callable[[SearchProgress], None] = lambda _: None,
+    test_progress: Callable[[Progress], None] = lambda _: None,
+) -> Discovery:
+    """Search for a policy better than the known ones; what the run's folder holds already is gone on from.
+
+    Args:
+        models: Built-in names, hub ids, folders, GGUF files or loaded models; fitness is the mean over them.
+        settings: What to search for and on what.
+        budget: When the search ends.
+        run: The run's folder.
+        workers: Processes that run candidates at a time; the result does not depend on it.
+        test_samples: Items of each task of the test split; 0 leaves the test out.
+        test_scoring: How the test is scored.
+        force: Accept model classes that CacheCraft was not tested with.
+        progress: Called as candidates are evaluated.
+        test_progress: Called as items of the test are.
+
+    Returns:
+        The best policies as files, and how they fare on the test split beside all built-in ones.
+
+    Raises:
+        CacheCraftError: Something asked for means nothing, or the folder belongs to another search.
+    """
+    folder = Path(run)
+    loaded = [load(model) if isinstance(model, str) else model for model in models]
+    subjects = [api.subject_of(each, force=force) for each in loaded]
+    record = settings.record() | {
+        "models": [each.name for each in subjects],
+        "revisions": [each.revision for each in subjects],
+        "dtypes": [each.dtype for each in subjects],
+        "versions": api.versions(),
+    }
+    open_run(folder, record, IDENTITY).close()
+    with search(subjects, settings, budget, folder, workers=workers, progress=progress) as population:
+        files, best = _export(population, folder, record)
+        line = baseline(population)
+        tasks = population.tasks()
+    tests = []
+    if test_samples:
+        for number, each in enumerate(loaded):
+            tests.append(
+                api.evaluate(
+                    each,
+                    policies=[*map(str, files), *(name for name in builtin_policies() if not load_policy(name).base)],
+                    ratios=settings.ratios,
+                    tasks=tasks,
+                    run=folder / f"test-{number}",
+                    length=settings.length,
+                    samples=test_samples,
+                    scoring=test_scoring,
+                    seed=settings.seed,
+                    force=force,
+                    progress=test_progress,
+                )
+            )
+    return Discovery(folder, files, best, line, tuple(tests))
+
+
+def _export(population: Population, folder: Path, record: dict[str, object]) -> tuple[tuple[Path, ...], Candidate]:
+    """Write the best candidates as policy files that say where they come from."""
+    chosen = list(leaders(population, SHIPPED))
+    if not chosen:
+        raise RunError(f"The search in {folder} found no policy that works; give it a larger --budget.")
+    files = []
+    for candidate in chosen:
+        assert candidate.fitness is not None
+        provenance = [
+            ("run", f"{folder}, candidate {candidate.name}"),
+            ("parents", ", ".join(population.candidates[n].name for n in candidate.proposal.parents) or "none"),
+            ("made by", f"{candidate.proposal.proposer}: {candidate.proposal.operator}"),
+            ("seed", str(record["seed"])),
+            ("models", ", ".join(map(str, record["models"]))),  # type: ignore[call-overload]
+            ("searched on", f"{', '.join(population.tasks())} at {record['length']} tokens"),
+            ("fitness", f"{candidate.fitness.mean:.4f} recovered likelihood over {candidate.fitness.items} items"),
+        ]
+        path = folder / "policies" / f"{candidate.name}.py"
+        files.append(export(path, with_provenance(candidate.source, provenance), overwrite=True))
+    return tuple(files), chosen[0]
+
+
+def open_discovery(run: str | Path) -> Population:
+    """The population of a run's folder, to read.
+
+    Raises:
+        RunError: It holds no discovery.
+    """
+    return Population(Path(run))

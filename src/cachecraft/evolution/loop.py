@@ -1,0 +1,178 @@
+"""The search: ask a proposer for a batch, evaluate it, tell the proposer, until the budget is spent.
+
+What has been proposed and found is in the run's folder at every moment: a search that was stopped goes on from there,
+and proposes what it would have proposed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachecraft.errors import CacheCraftError
+from cachecraft.evaluation.selections import Subject
+from cachecraft.evolution.arena import Arena, Scale, eligible
+from cachecraft.evolution.cascade import Cascade, correlation
+from cachecraft.evolution.population import Population
+from cachecraft.evolution.proposers.mutate import MutateProposer, seed_proposals
+from cachecraft.evolution.proposers.protocol import Proposer
+from cachecraft.evolution.records import Candidate, PopulationSettings
+from cachecraft.evolution.settings import DiscoverySettings, SearchBudget
+from cachecraft.sandbox import Limits, Sandbox
+from cachecraft.tasks.registry import load_tasks
+
+
+@dataclass(frozen=True)
+class SearchProgress:
+    """Told whenever a candidate's outcome is known.
+
+    Attributes:
+        phase: What is going on: ``"recording"``, ``"searching"``.
+        counts: Candidates by state, all generations.
+        latest: The candidate, or None while nothing was evaluated.
+        best: The best candidate of closed generations.
+        baseline: The best built-in policy's name and fitness, once known.
+        share: Of the budget that is spent, from 0 to 1.
+        seconds: Since this call began, and what remains if all goes on like this; None while unknown.
+        correlations: Rank correlation of the error with quick, and of quick with full; None while unknown.
+    """
+
+    phase: str
+    counts: dict[str, int]
+    latest: Candidate | None
+    best: Candidate | None
+    baseline: tuple[str, float] | None
+    share: float
+    seconds: tuple[float, float | None]
+    correlations: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """How much of the budget is spent."""
+
+    budget: SearchBudget
+    began: float
+    before: float  # seconds spent by earlier calls
+
+    def share(self, population: Population) -> float:
+        if self.budget.candidates is not None:
+            return min(1.0, len(population.told()) / self.budget.candidates)
+        assert self.budget.seconds is not None
+        return min(1.0, (self.before + time.monotonic() - self.began) / self.budget.seconds)
+
+
+def search(
+    subjects: Sequence[Subject],
+    settings: DiscoverySettings,
+    budget: SearchBudget,
+    folder: Path,
+    *,
+    proposer: Proposer | None = None,
+    workers: int = 1,
+    progress: Callable[[SearchProgress], None] = lambda _: None,
+) -> Population:
+    """Search for policies; what the folder holds already is not searched again.
+
+    Args:
+        subjects: The models; fitness is the mean over them.
+        settings: What to search for and on what.
+        budget: When to end.
+        folder: The run's folder.
+        proposer: Where programs come from; by default mutations of programs.
+        workers: Processes that run candidates at a time; the result does not depend on it.
+        progress: Called as candidates are evaluated.
+
+    Returns:
+        The population, open.
+
+    Raises:
+        CacheCraftError: No task is eligible, or the folder belongs to another search.
+    """
+    began = time.monotonic()
+    population = Population(folder, PopulationSettings(settings.seed, settings.islands))
+    clock = _Clock(budget, began, population.seconds)
+    proposer = proposer or MutateProposer(settings.interface)
+    for candidate in population.told():
+        proposer.tell(candidate)
+
+    def report(phase: str, latest: Candidate | None = None) -> None:
+        share = clock.share(population)
+        spent = time.monotonic() - began
+        left = spent * (1 - share) / share if latest is not None and 0 < share else None
+        found = correlation(population, "error", "quick"), correlation(population, "quick", "full")
+        best, line = population.best, baseline(population)
+        progress(SearchProgress(phase, population.counts(), latest, best, line, share, (spent, left), found))
+
+    with ExitStack() as stack:
+        report("recording")
+        arenas = _arenas(subjects, settings, folder)
+        scale = Scale.of(arenas, settings.items)
+        limits = Limits(seconds=settings.seconds)
+        boxes = [stack.enter_context(Sandbox(limits)) for _ in range(workers)]
+        cascade = Cascade(arenas, scale, settings, boxes)
+        while population.is_open or clock.share(population) < 1:
+            if not population.is_open and not _ask(population, proposer, settings, budget):
+                break
+            for candidate in cascade.evaluate(population):
+                report("searching", candidate)
+            population.spend(time.monotonic() - clock.began + clock.before)
+            for candidate in population.close():
+                proposer.tell(candidate)
+    return population
+
+
+def _arenas(subjects: Sequence[Subject], settings: DiscoverySettings, folder: Path) -> list[Arena]:
+    """An arena for each model, on the tasks that are eligible for all of them."""
+    tasks = load_tasks(settings.tasks)
+    arenas = [
+        Arena(subject, tasks, settings, folder / "traces" / f"{number}") for number, subject in enumerate(subjects)
+    ]
+    common = [eligible(arena, settings.validation) for arena in arenas]
+    shared = [task.name for task in tasks if all(task.name in names for names in common)]
+    if not shared:
+        told = "; ".join(f"{arena.subject.name}: {', '.join(names)}" for arena, names in zip(arenas, common, strict=True))
+        raise CacheCraftError(f"No task can tell policies apart on all models at once ({told}); search on one model.")
+    for arena in arenas:
+        arena.keep_tasks(shared)
+    return arenas
+
+
+def _ask(population: Population, proposer: Proposer, settings: DiscoverySettings, budget: SearchBudget) -> bool:
+    """Begin a generation; False where nothing is left to propose."""
+    count = settings.batch
+    if budget.candidates is not None:
+        count = min(count, budget.candidates - len(population.told()))
+    known = len(population.told())
+    seeds = seed_proposals(settings.interface, settings.seed)
+    proposals = seeds[known : known + count] if known < len(seeds) else proposer.ask(population, count)
+    if not proposals:
+        return False
+    again = []
+    if population.best is not None and known >= len(seeds):
+        due = population.archive.due(settings.again, settings.most)
+        again = [each.number for each in due]
+    population.begin(proposals, settings.interface, again)
+    return True
+
+
+def baseline(population: Population) -> tuple[str, float] | None:
+    """Name and fitness of the best seed that is a built-in policy."""
+    known = [
+        (each.proposal.note.removeprefix("Built-in policy "), each.fitness.mean)
+        for each in population.told()
+        if each.fitness is not None and each.proposal.note.startswith("Built-in policy ")
+    ]
+    return max(known, key=lambda pair: pair[1], default=None)
+
+
+def leaders(population: Population, count: int) -> Iterator[Candidate]:
+    """The best candidates by standing, those that were scored on all items first."""
+    ranked = sorted(
+        (each for each in population.told() if each.number in population.archive.standing),
+        key=lambda each: (-population.archive.standing[each.number], each.number),
+    )
+    yield from ranked[:count]

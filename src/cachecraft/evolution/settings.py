@@ -1,0 +1,124 @@
+"""What a discovery is asked for, and what its run.yaml records of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cachecraft.errors import BudgetError, CacheCraftError
+from cachecraft.evaluation.cells import Budget
+from cachecraft.evolution.interface import Interface
+
+
+@dataclass(frozen=True)
+class SearchBudget:
+    """When a search ends: after so many candidates, or so much time; seeds count."""
+
+    candidates: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a budget of nothing, and of both kinds.
+
+        Raises:
+            BudgetError: Neither or both are given, or one is not above 0.
+        """
+        given = [value for value in (self.candidates, self.seconds) if value is not None]
+        if len(given) != 1 or given[0] <= 0:
+            raise BudgetError(f"A search budget of {self.label or 'nothing'} means nothing; give 600 or 30m, say.")
+
+    @property
+    def label(self) -> str:
+        """As `parse_budget` reads it."""
+        parts = [str(self.candidates)] if self.candidates is not None else []
+        return " ".join(parts + ([f"{self.seconds:g}s"] if self.seconds is not None else []))
+
+
+def parse_budget(text: str) -> SearchBudget:
+    """A search budget from ``"600"`` (candidates), ``"90s"``, ``"30m"`` or ``"2h"``.
+
+    Raises:
+        BudgetError: It is none of these.
+    """
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    try:
+        if text[-1:] in units:
+            return SearchBudget(seconds=float(text[:-1]) * units[text[-1]])
+        return SearchBudget(candidates=int(text))
+    except ValueError:
+        raise BudgetError(f"--budget {text!r} is neither a number of candidates nor a time such as 30m.") from None
+
+
+@dataclass(frozen=True)
+class DiscoverySettings:
+    """What to search for and on what.
+
+    Attributes:
+        tasks: Names of tasks; those on which policies cannot be told apart are left out.
+        ratios: Shares to evict that fitness is the mean over.
+        length: Tokens of an item, the generated ones included.
+        seed: Base seed of items, proposals and everything else by chance.
+        quick: Items of each task that every candidate is measured on.
+        items: Items of each task that promising candidates are measured on, the quick ones included.
+        batch: Candidates proposed at a time; what is proposed depends on closed batches only.
+        again: Elites scored again on fresh items in each batch.
+        most: Items of each task beyond which a candidate is known well enough.
+        validation: Items of each task that decide which tasks are eligible.
+        level: What candidates may edit, one of the interface's levels.
+        features: Features that candidates may read; None for all.
+        islands: Populations that breed apart.
+        seconds: Time that a candidate may take for its choices on all items of a stage.
+    """
+
+    tasks: tuple[str, ...]
+    ratios: tuple[float, ...] = (0.75, 0.88)
+    length: int = 1024
+    seed: int = 0
+    quick: int = 1
+    items: int = 3
+    batch: int = 8
+    again: int = 2
+    most: int = 24
+    validation: int = 3
+    level: str = "scorer+selector"
+    features: tuple[str, ...] | None = None
+    islands: int = 1
+    seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be searched with.
+
+        Raises:
+            CacheCraftError: A number below 1, ratios outside (0, 1), or no task.
+        """
+        for name in ("quick", "items", "batch", "most", "validation", "islands"):
+            if getattr(self, name) < 1:
+                raise CacheCraftError(f"A discovery with {name} {getattr(self, name)} means nothing; give at least 1.")
+        if self.items < self.quick:
+            raise CacheCraftError(f"{self.items} items per task are fewer than the {self.quick} quick ones; give more.")
+        if not self.tasks:
+            raise CacheCraftError("A discovery needs a task to measure on; name one with --tasks.")
+        if not self.ratios or not all(0 < ratio < 1 for ratio in self.ratios):
+            raise BudgetError(f"A discovery needs ratios above 0 and below 1, not {list(self.ratios)}.")
+        if len(set(self.ratios)) < len(self.ratios):
+            raise BudgetError(f"The ratios {list(self.ratios)} repeat themselves; give each once.")
+
+    @property
+    def interface(self) -> Interface:
+        """What candidates may edit."""
+        return Interface.from_dict(
+            {"level": self.level, "features": None if self.features is None else list(self.features)}
+        )
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """The ratios as budgets."""
+        return tuple(Budget(ratio=ratio) for ratio in self.ratios)
+
+    def record(self) -> dict[str, Any]:
+        """As written to run.yaml: plain types."""
+        plain = asdict(self)
+        return {
+            "command": "discover",
+            **{key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()},
+        }

@@ -1,0 +1,101 @@
+"""How a discovery shows itself: live while it runs, and in a few lines when it is over."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from cachecraft.evolution.cascade import correlation
+from cachecraft.evolution.loop import SearchProgress, baseline
+from cachecraft.evolution.population import Population
+from cachecraft.terminal import PLAIN_SECONDS, err
+
+NAMES = {"seen": "waiting", "ok": "measured"}
+
+
+@contextmanager
+def search_display() -> Iterator[Callable[[SearchProgress], None]]:
+    """Show a search: a live panel on a terminal, else a line now and then."""
+    if not err.is_terminal or os.environ.get("NO_COLOR"):
+        yield _plain()
+        return
+    with Live(console=err, transient=True, refresh_per_second=4) as live:
+        yield lambda seen: live.update(_panel(seen))
+
+
+def _plain() -> Callable[[SearchProgress], None]:
+    last = 0.0
+
+    def update(seen: SearchProgress) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PLAIN_SECONDS:
+            last = time.monotonic()
+            err.print(" · ".join(_facts(seen)), markup=False, soft_wrap=True)
+
+    return update
+
+
+def _panel(seen: SearchProgress) -> Group:
+    table = Table.grid(padding=(0, 2))
+    for fact in _facts(seen):
+        table.add_row(Text(fact))
+    return Group(ProgressBar(total=1.0, completed=seen.share, width=60), table)
+
+
+def _facts(seen: SearchProgress) -> Iterator[str]:
+    if seen.phase == "recording":
+        yield "Recording items …"
+        return
+    counts = {NAMES.get(state, state): count for state, count in seen.counts.items() if count}
+    yield f"{sum(counts.values())} candidates: " + ", ".join(f"{count} {state}" for state, count in counts.items())
+    if seen.best is not None and seen.best.fitness is not None:
+        line = f", best known {seen.baseline[0]} {seen.baseline[1]:.3f}" if seen.baseline else ""
+        yield f"best {seen.best.name} {seen.best.fitness.mean:.3f} of the way from random to full{line}"
+    if seen.latest is not None and seen.latest.reason:
+        yield f"{seen.latest.name} {seen.latest.state} ({seen.latest.stage}): {seen.latest.reason}"[:160]
+    told = [
+        f"{name} {value:+.2f}"
+        for name, value in zip(("error→quick", "quick→full"), seen.correlations, strict=True)
+        if value is not None
+    ]
+    if told:
+        yield f"rank correlations: {', '.join(told)}"
+    spent, left = seen.seconds
+    yield f"{_minutes(spent)} spent" + ("" if left is None else f", about {_minutes(left)} left")
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def describe_search(folder: Path) -> list[str]:
+    """What a search came to: its candidates, its rejections by reason, its best."""
+    with Population(folder) as population:
+        told = population.told()
+        reasons: dict[str, int] = {}
+        for each in told:
+            if each.state != "ok":
+                reasons[f"{each.state} at {each.stage}"] = reasons.get(f"{each.state} at {each.stage}", 0) + 1
+        lines = [f"{len(told)} candidates in {population.generation} batches, {_minutes(population.seconds)}"]
+        lines += [f"  {count} {reason}" for reason, count in sorted(reasons.items(), key=lambda pair: -pair[1])]
+        best, line = population.best, baseline(population)
+        if best is not None and best.fitness is not None:
+            lines.append(
+                f"best: {best.name}, {best.fitness.mean:.3f} of the way from random to full over {best.fitness.items} items"
+            )
+        if line is not None:
+            lines.append(f"best known policy in the search: {line[0]}, {line[1]:.3f}")
+        for earlier, later in (("error", "quick"), ("quick", "full")):
+            found = correlation(population, earlier, later)
+            known = "not known yet" if found is None else f"{found:+.2f}"
+            lines.append(f"rank correlation of {earlier} with {later}: {known}")
+        return lines
