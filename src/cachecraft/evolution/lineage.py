@@ -123,16 +123,19 @@ def export(path: Path, text: str, *, overwrite: bool = False) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text:
             return path
-        partial.write_text(text, encoding="utf-8")
-        if overwrite:
-            os.replace(partial, path)
-        else:
-            with path.open("x", encoding="utf-8"):  # fails where a file is, even one that was made this moment
-                os.replace(partial, path)
-    except FileExistsError as error:
-        partial.unlink(missing_ok=True)
-        raise RunError(f"{path} exists and was not overwritten; name another file or remove it.") from error
+        _write(path, partial, text, overwrite)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        if path.exists() and isinstance(error, FileExistsError):
+            raise RunError(f"{path} exists and was not overwritten; name another file or remove it.") from error
         raise RunError(f"{path} could not be written ({error.strerror or error}).") from error
     return path
+
+
+def _write(path: Path, partial: Path, text: str, overwrite: bool) -> None:
+    try:
+        partial.write_text(text, encoding="utf-8")
+        if not overwrite:
+            path.open("x").close()  # fails where a file is, even one that was made this moment
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
