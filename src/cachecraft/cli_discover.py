@@ -27,7 +27,7 @@ def discover(
     length: Annotated[int, typer.Option(help="Tokens of an item, generated ones included.")] = 1024,
     ratios: Annotated[str, typer.Option(help="Shares to evict, comma-separated; fitness is the mean.")] = "0.75,0.88",
     budget: Annotated[str, typer.Option(help="Candidates such as 600, or a time such as 30m.")] = "30m",
-    run: Annotated[Path, typer.Option(help="Folder of the run; gone on with when it is there.")] = Path("runs/discover"),
+    run: Annotated[Path, typer.Option(help="Folder of the run; gone on with if there.")] = Path("runs/discover"),
     seed: Annotated[int, typer.Option(help="Everything by chance derives from it.")] = 0,
     items: Annotated[int, typer.Option(help="Items of each task for promising candidates.")] = 3,
     level: Annotated[
@@ -115,5 +115,3 @@ def _headline(candidate: Any) -> str:
     over = "" if candidate.fitness is None else f" over {candidate.fitness.items} items"
     made = f"{candidate.proposal.operator}: {candidate.proposal.note}" if candidate.proposal.note else ""
     return f"{candidate.name} · {candidate.state} · {fitness}{over} · {made}"
-
-

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from cachecraft import api
 from cachecraft.errors import RunError
-from cachecraft.evaluation.settings import Progress
+from cachecraft.evaluation.settings import Progress, versions
 from cachecraft.evaluation.store import open_run
 from cachecraft.evolution.lineage import export, with_provenance
 from cachecraft.evolution.loop import SearchProgress, baseline, leaders, search
@@ -81,7 +81,7 @@ def discover(
         "models": [each.name for each in subjects],
         "revisions": [each.revision for each in subjects],
         "dtypes": [each.dtype for each in subjects],
-        "versions": api.versions(),
+        "versions": versions(),
     }
     open_run(folder, record, IDENTITY).close()
     with search(subjects, settings, budget, folder, workers=workers, progress=progress) as population:

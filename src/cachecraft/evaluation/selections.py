@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,11 @@ from cachecraft.evaluation.cells import Cell
 from cachecraft.evaluation.hindsight import hindsight_orders
 from cachecraft.evaluation.timing import Stopwatch
 from cachecraft.evaluation.traces import Trace, layer_features
-from cachecraft.policy.allocation import allocated
 from cachecraft.policy.contract import Policy
-from cachecraft.policy.decide import Decision, decide, score, select
+from cachecraft.policy.decide import Decision, decide
+from cachecraft.policy.features import LayerFeatures
 from cachecraft.policy.selectors import keep_first
+from cachecraft.policy.sequence import decide_allocated
 from cachecraft.runtime.structure import ModelStructure
 
 
@@ -85,27 +86,20 @@ class Selections:
                 self._take(members, decided)
 
     def _allocate(self, subject: Subject, trace: Trace, groups: Sequence[tuple[Policy, list[Cell]]]) -> None:
-        """Policies that divide the budget themselves: score all layers, allocate, then select.
+        """Policies that divide the budget themselves, over all layers at once."""
 
-        A scorer that read its budget is scored again with its own head's.
-        """
-        layers, heads = len(trace.layers), subject.structure.kv_heads
+        def layers() -> Iterator[LayerFeatures]:
+            return layer_features(subject.structure, subject.tokenizer, trace)
+
         for policy, members in groups:
             for cell in members:
-                keep = self._uniform(cell, heads)
                 try:
-                    scored = [
-                        score(policy, features, keep)
-                        for features in layer_features(subject.structure, subject.tokenizer, trace)
-                    ]
-                    total = int(keep.sum()) * layers
-                    counts = allocated(policy, [each.scores for each in scored], total, self.tokens)
-                    for index, features in enumerate(layer_features(subject.structure, subject.tokenizer, trace)):
-                        own = counts[index]
-                        again = score(policy, features, own) if scored[index].read_keep else scored[index]
-                        self._take([cell], [select(policy, again, own, features)])
+                    decided = decide_allocated(policy, layers, cell.budget.entries(self.tokens))
                 except PolicyError as error:
                     self.rejected[id(cell)] = str(error)
+                    continue
+                for decision in decided:
+                    self._take([cell], [decision])
 
     def _take(self, members: Sequence[Cell], decided: Sequence[Decision]) -> None:
         for cell, decision in zip(members, decided, strict=True):

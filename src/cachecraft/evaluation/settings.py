@@ -98,6 +98,11 @@ def settings_record(subject: Subject, settings: Settings) -> dict[str, Any]:
         "scoring": list(settings.scoring),
         "selector": settings.selector or "each policy's own",
         "references": list(settings.references),
-        "versions": {"torch": str(torch.__version__), "transformers": transformers.__version__},
+        "versions": versions(),
         "threads": f"{torch.get_num_threads()}",
     }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes, as run.yaml records them."""
+    return {"torch": str(torch.__version__), "transformers": transformers.__version__}

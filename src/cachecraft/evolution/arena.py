@@ -24,7 +24,7 @@ from cachecraft.evaluation.measure import split_prompt
 from cachecraft.evaluation.selections import Subject
 from cachecraft.evaluation.traces import Trace, TracedLayer, layer_features, record
 from cachecraft.evolution.settings import DiscoverySettings
-from cachecraft.policy.contract import Policy, load_policy
+from cachecraft.policy.contract import load_policy
 from cachecraft.policy.decide import decide
 from cachecraft.policy.view import Features
 from cachecraft.sandbox import SharedItem, share
@@ -66,10 +66,10 @@ class ArenaItem:
 
     def trace(self) -> Trace:
         """The trace, on mapped arrays."""
-        layers = [
-            TracedLayer(*(self.shared.array(layer, name) for name in ("queries", "keys", "values")), None)
-            for layer in range(self.shared.shape[0])
-        ]
+        layers = []
+        for layer in range(self.shared.shape[0]):
+            queries, keys, values = (self.shared.array(layer, name) for name in ("queries", "keys", "values"))
+            layers.append(TracedLayer(queries, keys, values, None))
         return Trace(self.ids, tuple(layers))
 
 
@@ -145,9 +145,7 @@ class Arena:
 
     def _recorded(self, split: str, task: Task, index: int) -> ArenaItem:
         subject, settings = self.subject, self.settings
-        made = task.item(
-            index, split=split, length=settings.length, seed=settings.seed, tokenizer=subject.tokenizer
-        )
+        made = task.item(index, split=split, length=settings.length, seed=settings.seed, tokenizer=subject.tokenizer)
         context, follow = split_prompt(render(subject.tokenizer, made), "agnostic")
         target = tuple(token_ids(subject.tokenizer, made.reference_texts[0]))
         trace = record(subject.structure, context)
@@ -205,8 +203,8 @@ def eligible(arena: Arena, count: int) -> list[str]:
     if not good:
         told = ", ".join(f"{task} {distance:.2f}" for task, distance in distances.items())
         raise CacheCraftError(
-            f"No policy can be told apart on these tasks with {arena.subject.name}: between the full cache and a random "
-            f"one lie {told}, and at least {ELIGIBLE} is needed; choose tasks that the model can do."
+            f"No policy can be told apart on these tasks with {arena.subject.name}: between the full cache and a "
+            f"random one lie {told}, and at least {ELIGIBLE} is needed; choose tasks that the model can do."
         )
     return good
 

@@ -25,8 +25,7 @@ from cachecraft.evolution.population import Population
 from cachecraft.evolution.program import behaviour_id
 from cachecraft.evolution.records import Candidate, Fitness, Outcome, Score, State
 from cachecraft.evolution.settings import DiscoverySettings
-from cachecraft.policy.contract import cost_class
-from cachecraft.policy.source import read_source
+from cachecraft.policy.source import cost_class, read_source
 from cachecraft.sandbox import Ask, Choice, Program, Sandbox, Verdict
 from cachecraft.sandbox import State as Fate
 
@@ -225,8 +224,8 @@ class Cascade:
             if outcome.fitness is not None and _much_worse(candidate.fitness, outcome.fitness):
                 outcome = Outcome(
                     "suspect",
-                    f"On fresh items it recovers {outcome.fitness.mean:.2f} after {candidate.fitness.mean:.2f} on the items "
-                    "of its search: it may know places or keys by heart.",
+                    f"On fresh items it recovers {outcome.fitness.mean:.2f} after {candidate.fitness.mean:.2f} on "
+                    "the items of its search: it may know places or keys by heart.",
                     "again",
                     scores=outcome.scores,
                 )
@@ -324,7 +323,8 @@ def correlation(population: Population, earlier: str, later: str) -> float | Non
 
     Args:
         population: The run's.
-        earlier, later: Names of stages: ``"error"`` (the attention output's, negated), ``"quick"``, ``"full"``.
+        earlier: A stage: ``"error"`` (the attention output's, negated), ``"quick"``, ``"full"``.
+        later: Another.
 
     Returns:
         From -1 to 1, or None where fewer than `KNOWN` candidates have both or all are equal.

@@ -102,7 +102,7 @@ def search(
     def report(phase: str, latest: Candidate | None = None) -> None:
         share = clock.share(population)
         spent = time.monotonic() - began
-        left = spent * (1 - share) / share if latest is not None and 0 < share else None
+        left = spent * (1 - share) / share if latest is not None and share > 0 else None
         found = correlation(population, "error", "quick"), correlation(population, "quick", "full")
         best, line = population.best, baseline(population)
         progress(SearchProgress(phase, population.counts(), latest, best, line, share, (spent, left), found))
@@ -134,7 +134,8 @@ def _arenas(subjects: Sequence[Subject], settings: DiscoverySettings, folder: Pa
     common = [eligible(arena, settings.validation) for arena in arenas]
     shared = [task.name for task in tasks if all(task.name in names for names in common)]
     if not shared:
-        told = "; ".join(f"{arena.subject.name}: {', '.join(names)}" for arena, names in zip(arenas, common, strict=True))
+        pairs = zip(arenas, common, strict=True)
+        told = "; ".join(f"{arena.subject.name}: {', '.join(names)}" for arena, names in pairs)
         raise CacheCraftError(f"No task can tell policies apart on all models at once ({told}); search on one model.")
     for arena in arenas:
         arena.keep_tasks(shared)

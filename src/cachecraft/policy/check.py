@@ -185,6 +185,15 @@ def _breaks(policy: Policy) -> Iterator[CacheCraftError]:
             yield error
 
 
+def broken_rules(policy: Policy) -> list[CacheCraftError]:
+    """Try a policy on synthetic layers, as `check_policy` does; the first error of each rule that it breaks."""
+    found: dict[type[CacheCraftError], CacheCraftError] = {}
+    with torch.random.fork_rng(devices=[]):
+        for error in _breaks(policy):
+            found.setdefault(type(error), error)
+    return list(found.values())
+
+
 def check_policy(policy: Policy) -> list[str]:
     """Try a policy on synthetic layers.
 
@@ -199,8 +208,4 @@ def check_policy(policy: Policy) -> list[str]:
         One sentence for each rule that is broken, the first case of each; an empty list if the contract is
         kept.
     """
-    found: dict[type[CacheCraftError], str] = {}
-    with torch.random.fork_rng(devices=[]):
-        for error in _breaks(policy):
-            found.setdefault(type(error), str(error))
-    return list(found.values())
+    return [str(error) for error in broken_rules(policy)]

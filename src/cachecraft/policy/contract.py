@@ -143,16 +143,48 @@ def load_policy(spec: str, *, selector: str | None = None) -> Policy:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise PolicyLoadError(f"Policy file {origin} cannot be read: {reason}; check the path.") from error
     read = read_source(source, origin)
-    base = _load_base(name, read, match["base"])
-    changed = _parse_parameters(name, read, match["parameters"])
-    parameters = {key: changed.get(key, default) for key, default in read.parameters.items()}
+    return policy_from_source(
+        source,
+        name=name,
+        origin=origin,
+        base=_load_base(name, read, match["base"]),
+        parameters=_parse_parameters(name, read, match["parameters"]),
+        selector=selector,
+    )
+
+
+def policy_from_source(
+    source: str,
+    *,
+    name: str,
+    origin: str,
+    base: Policy | None = None,
+    parameters: Mapping[str, ParameterValue] | None = None,
+    selector: str | None = None,
+) -> Policy:
+    """Make a policy of a program text; the program runs, as it does in `load_policy`.
+
+    Args:
+        source: The program text.
+        name: The policy's short name, without base and parameters.
+        origin: Where the text is from, for messages.
+        base: The policy that this one wraps, if it wraps one.
+        parameters: Values of the parameters that differ from their defaults.
+        selector: As for `load_policy`.
+
+    Raises:
+        UnknownNameError: No such selector.
+        PolicyLoadError: The text is no policy.
+    """
+    read = read_source(source, origin)
+    values = {key: (parameters or {}).get(key, default) for key, default in read.parameters.items()}
     chosen = parse_selector(selector) if selector is not None else None
-    shown = [f"{key}={value}" for key, value in parameters.items() if value != read.parameters[key]]
-    identity = json.dumps([source, sorted(parameters.items()), base.id if base else None, str(chosen)])
+    shown = [f"{key}={value}" for key, value in values.items() if value != read.parameters[key]]
+    identity = json.dumps([source, sorted(values.items()), base.id if base else None, str(chosen)])
     return Policy(
         name=name + (f"({base.name})" if base else "") + (":" + ",".join(shown) if shown else ""),
         source=source,
-        parameters=types.MappingProxyType(parameters),
+        parameters=types.MappingProxyType(values),
         base=base,
         selector=chosen,
         paper=read.paper,
@@ -160,7 +192,7 @@ def load_policy(spec: str, *, selector: str | None = None) -> Policy:
         needs=tuple(sorted({*read.needs, *(base.needs if base else ())})),
         id=hashlib.sha256(identity.encode()).hexdigest(),
         origin=origin,
-        _functions=_bind(read, source, origin, parameters, base),
+        _functions=_bind(read, source, origin, values, base),
     )
 
 

@@ -38,10 +38,12 @@ class Decision:
     Attributes:
         mask: (G, T) bool.
         forced: Protection filled the whole budget of some kv head, so that its scores decided nothing.
+        read_keep: The scorer read its budget, so the choice holds for that budget only.
     """
 
     mask: Tensor
     forced: bool
+    read_keep: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,20 +156,21 @@ def select(policy: Policy, scored: Scored, keep: Tensor, layer: LayerFeatures) -
     keep, counts = _budget(keep, layer)
     with torch.no_grad():
         protected = _clip(scored.first, scored.last, keep, layer)
-        decision = _select(policy, scored.scores, keep, counts, protected, None, layer)
+        decision = _select(policy, scored, keep, counts, protected, None, layer)
         check_unchanged(layer.changed(), layer.layer, policy.name)
     return decision
 
 
 def _select(
     policy: Policy,
-    scores: Tensor,
+    scored: Scored,
     keep: Tensor,
     counts: list[int],
     protected: Tensor | None,
     ranks: Tensor | None,
     layer: LayerFeatures,
 ) -> Decision:
+    scores = scored.scores
     view = layer.view(keep, protected)
     if ranks is not None:
         mask = ranks < keep[:, None]
@@ -184,7 +187,7 @@ def _select(
     if protected is not None:
         filled = protected.sum(dim=-1).tolist()
         forced = any(full >= count < layer.tokens for full, count in zip(filled, counts, strict=True))
-    return Decision(mask, forced)
+    return Decision(mask, forced, scored.read_keep)
 
 
 def decide(policy: Policy, layer: LayerFeatures, keeps: Sequence[Tensor]) -> list[Decision]:
@@ -222,6 +225,6 @@ def decide(policy: Policy, layer: LayerFeatures, keeps: Sequence[Tensor]) -> lis
                 protected = _clip(first, last, keep, layer)
                 ranks = token_ranks(scored.scores, protected) if by_token else None
                 shared = (first, last, protected, ranks) if roomy else shared
-            decisions.append(_select(policy, scored.scores, keep, counts, protected, ranks, layer))
+            decisions.append(_select(policy, scored, keep, counts, protected, ranks, layer))
     check_unchanged(layer.changed(), layer.layer, policy.name)
     return decisions

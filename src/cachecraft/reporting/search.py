@@ -89,9 +89,8 @@ def describe_search(folder: Path) -> list[str]:
         lines += [f"  {count} {reason}" for reason, count in sorted(reasons.items(), key=lambda pair: -pair[1])]
         best, line = population.best, baseline(population)
         if best is not None and best.fitness is not None:
-            lines.append(
-                f"best: {best.name}, {best.fitness.mean:.3f} of the way from random to full over {best.fitness.items} items"
-            )
+            share, items = best.fitness.mean, best.fitness.items
+            lines.append(f"best: {best.name}, {share:.3f} of the way from random to full over {items} items")
         if line is not None:
             lines.append(f"best known policy in the search: {line[0]}, {line[1]:.3f}")
         for earlier, later in (("error", "quick"), ("quick", "full")):

@@ -1,0 +1,66 @@
+"""What a policy keeps of a whole sequence: every layer at one budget after another, allocations included.
+
+The layers come from a function that can be called again, since an allocation needs the scores of all layers before
+the first choice is made. Nothing is kept from one budget to the next but what ``decide`` shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from cachecraft.policy.allocation import allocated
+from cachecraft.policy.contract import Policy
+from cachecraft.policy.decide import Decision, decide, score, select
+from cachecraft.policy.features import LayerFeatures
+
+Layers = Callable[[], Iterable[LayerFeatures]]
+
+
+def decide_sequence(policy: Policy, layers: Layers, keeps: Sequence[int]) -> list[list[Decision]]:
+    """What a policy keeps of all layers, at several budgets.
+
+    Args:
+        policy: The policy.
+        layers: Gives the sequence's layers in order, each time it is called.
+        keeps: Entries kept per kv head on average, one number for each budget.
+
+    Returns:
+        For each budget a decision for each layer.
+
+    Raises:
+        BudgetError: A budget does not fit a layer.
+        InvariantError: The policy broke the contract; the subclass says how.
+    """
+    if policy.has_allocate:
+        return [decide_allocated(policy, layers, keep) for keep in keeps]
+    found: list[list[Decision]] = [[] for _ in keeps]
+    for layer in layers():
+        wanted = [_uniform(layer, keep) for keep in keeps]
+        for decisions, decision in zip(found, decide(policy, layer, wanted), strict=True):
+            decisions.append(decision)
+    return found
+
+
+def decide_allocated(policy: Policy, layers: Layers, keep: int) -> list[Decision]:
+    """What a policy that divides the budget itself keeps of each layer: score all layers, allocate, then select.
+
+    A scorer that read its budget is scored again with its own head's. Arguments and errors as for
+    :func:`decide_sequence`.
+    """
+    scored, total, tokens = [], 0, 0
+    for layer in layers():
+        scored.append(score(policy, layer, _uniform(layer, keep)))
+        total, tokens = total + keep * layer.kv_heads, layer.tokens
+    counts = allocated(policy, [each.scores for each in scored], total, tokens)
+    decisions = []
+    for own, before, layer in zip(counts, scored, layers(), strict=True):
+        again = score(policy, layer, own) if before.read_keep else before
+        decisions.append(select(policy, again, own, layer))
+    return decisions
+
+
+def _uniform(layer: LayerFeatures, keep: int) -> Tensor:
+    return torch.full((layer.kv_heads,), keep, dtype=torch.int64)
