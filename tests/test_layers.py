@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"runtime", "policy", "tasks", "chat"},
     "reporting": {"evaluation"},
     "models": {"runtime"},
+    "evolution": {"evaluation", "runtime", "policy", "policies", "tasks", "chat"},
 }
 # These stand on top: the public API and what a person runs.
 ON_TOP = {"__init__", "__main__", "api", "cli", "terminal"}
