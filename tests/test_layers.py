@@ -19,12 +19,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"policy", "chat"},
     "tasks": {"chat"},
     "evaluation": {"runtime", "policy", "tasks", "chat"},
-    "evolution": {"evaluation", "runtime", "policy", "tasks"},
-    "reporting": {"evaluation"},
+    "sandbox": {"policy"},
+    "evolution": {"evaluation", "runtime", "policy", "policies", "sandbox", "tasks", "chat"},
+    "reporting": {"evaluation", "evolution"},
     "models": {"runtime"},
 }
 # These stand on top: the public API and what a person runs.
-ON_TOP = {"__init__", "__main__", "api", "cli", "terminal"}
+ON_TOP = {"__init__", "__main__", "api", "cli", "cli_discover", "discovery", "terminal"}
 # The one door through which models may look into the runtime.
 ONLY_THROUGH = {("models", "runtime"): "cachecraft.runtime.compat"}
 

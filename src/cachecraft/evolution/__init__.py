@@ -1,1 +1,1 @@
-"""Discovering policies: what candidates may edit, who proposes them, and the population that remembers them."""
+"""Discover policies: what a candidate may be and edit, who proposes, how candidates are judged, how the search goes."""

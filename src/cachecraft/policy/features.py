@@ -156,6 +156,10 @@ class LayerFeatures:
             self._seal(name, array)
         return array.detach()
 
+    def computed(self) -> dict[str, Tensor]:
+        """What was derived so far, by the name that :meth:`cached` knows it by."""
+        return {name: array.detach() for name, array in self._cache.items()}
+
     def in_float32(self, name: str) -> Tensor:
         """A given array in float32; itself if it is that already."""
         array = self._given.get(name)

@@ -1,0 +1,280 @@
+"""Recorded layers in files that several processes map read-only: arrays, heavy features and nothing else.
+
+A trusted process writes an item once. Every process that opens it builds the same `LayerFeatures` on the mapped arrays,
+so that a policy sees what it would see in process, bit for bit: strides and alignment are kept, since matrix products
+may differ in their last bit with either. The mapping cannot be written to. No token ids, no text and no answers belong
+into such a file.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from cachecraft.errors import FeatureError
+from cachecraft.sandbox.verdict import SandboxError
+from cachecraft.policy.features import Features, LayerFeatures, RotaryTable
+
+_MAGIC = b"cachecraft-shared-1\n"
+_LENGTH = struct.Struct("<Q")  # of the JSON that stands before it; the magic follows
+_ALIGNMENT = 64  # what torch's own allocator gives
+_GIVEN = ("keys", "values", "queries", "positions", "logsumexp", "special_mask", "punctuation_mask")
+_DTYPES = {
+    str(dtype): dtype
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool)
+}
+# Where an array lies: offset, dtype, shape as stored, and which dimension each stored one is.
+Place = list[Any]
+
+
+class _Writer:
+    """Writes arrays one after another; an array that is met again is not written again."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._seen: dict[tuple[object, ...], tuple[Tensor, Place]] = {}  # arrays are held, so no address returns
+
+    def add(self, array: Tensor) -> Place:
+        """Write an array in the order of its memory, so that reading it restores its strides."""
+        known = (array.data_ptr(), array.shape, array.stride(), array.dtype, array.device)
+        if known in self._seen:
+            return self._seen[known][1]
+        strides = array.stride()
+        order = sorted(range(array.dim()), key=lambda each: (-strides[each], each))
+        stored = array.detach().permute(order).cpu().contiguous()
+        self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
+        place: Place = [self._file.tell(), str(array.dtype), list(stored.shape), order]
+        self._file.write(stored.view(-1).view(torch.uint8).numpy().data)
+        self._seen[known] = (array, place)
+        return place
+
+    def finish(self, description: Mapping[str, Any]) -> None:
+        """Write what the arrays are, behind them."""
+        text = json.dumps(description).encode()
+        self._file.write(text + _LENGTH.pack(len(text)) + _MAGIC)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[_Writer]:
+    """A file that is there whole at the end, or not at all."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            yield _Writer(file)
+        os.replace(partial, path)
+    except OSError as error:
+        raise SandboxError(
+            f"The arrays {path} could not be written ({error.strerror or error}); free some space."
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def share(
+    path: Path,
+    layers: Iterable[LayerFeatures],
+    *,
+    warm: Callable[[Features], object] | None = None,
+    weights: Path | None = None,
+) -> SharedItem:
+    """Write an item's layers to a file and open it.
+
+    Args:
+        path: The file; one that is there is replaced.
+        layers: The item's layers in order, all of one shape.
+        warm: Asks for the heavy features that the item shall bring, for example
+            ``lambda f: (f.attention_received(), f.local_attention_received(32))``. Called once for each layer; what it
+            had computed is stored and costs no candidate anything.
+        weights: A file in the same folder for the output projections, which all items of a model share; written if it
+            is not there. Without it they are stored with the item.
+
+    Raises:
+        SandboxError: A file cannot be written, or the layers have different shapes.
+    """
+    described: list[dict[str, Any]] = []
+    projections: list[Place | None] = []
+    fresh = weights is not None and not weights.exists()
+    with _whole(path) as own, _whole(weights) if fresh and weights else nullcontext() as outside:
+        for layer in layers:
+            projection = _given(layer, "output_projection")
+            home = own if weights is None else outside
+            projections.append(home.add(projection) if home and projection is not None else None)
+            described.append(_described(layer, own, warm))
+        shapes = {tuple(each["shape"]) for each in described}
+        if len(shapes) != 1:
+            raise SandboxError(
+                f"The layers of {path.name} have the shapes {shapes or 'of nothing'}; share one model's."
+            )
+        description: dict[str, Any] = {"shape": [len(described), *shapes.pop()], "layers": described}
+        description["weights"] = None if weights is None else weights.name
+        own.finish(description | ({"projections": projections} if weights is None else {}))
+        if outside:
+            outside.finish({"projections": projections})
+    return SharedItem.open(path)
+
+
+def _given(layer: LayerFeatures, name: str) -> Tensor | None:
+    try:
+        return layer.given(name)
+    except FeatureError:
+        return None
+
+
+def _described(layer: LayerFeatures, writer: _Writer, warm: Callable[[Features], object] | None) -> dict[str, Any]:
+    """Write one layer's arrays and say what else makes it up."""
+    given = {name: _given(layer, name) for name in _GIVEN}
+    try:
+        rotary = [writer.add(layer.rotary.cos), writer.add(layer.rotary.sin)]
+    except FeatureError:
+        rotary = []
+    if warm is not None:
+        with torch.no_grad():
+            warm(layer.view())
+    # Copies in float32 are cheap to make again and would double the file.
+    derived = {
+        name: array
+        for name, array in layer.computed().items()
+        if given.get(name) is None and name != "output_projection"
+    }
+    return {
+        "shape": [layer.kv_heads, layer.tokens],
+        "settings": {
+            "layer": layer.layer,
+            "layers": layer.layers,
+            "scaling": layer.scaling,
+            "seed": layer.seed,
+        },
+        "given": {name: writer.add(array) for name, array in given.items() if array is not None},
+        "derived": {name: writer.add(array) for name, array in derived.items()},
+        "rotary": rotary,
+    }
+
+
+class _Mapped:
+    """A file's arrays, mapped read-only: a write into one ends the process."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        try:
+            self._memory = mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            end = len(self._memory) - len(_MAGIC) - _LENGTH.size
+            (length,) = _LENGTH.unpack_from(self._memory, end)
+            if self._memory[end + _LENGTH.size :] != _MAGIC or length > end:
+                raise ValueError("another format")
+            self.description: dict[str, Any] = json.loads(self._memory[end - length : end])
+        except (OSError, ValueError, struct.error) as error:
+            raise SandboxError(f"The arrays {name} cannot be read ({error}); share the item again.") from error
+
+    def array(self, place: Place) -> Tensor:
+        """The array at a place, with the strides that it had."""
+        offset, dtype, shape, order = place
+        count = int(torch.Size(shape).numel())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the memory cannot be written to is the point
+            flat = torch.frombuffer(self._memory, dtype=_DTYPES[dtype], count=count, offset=offset)
+        back = sorted(range(len(order)), key=lambda each: order[each])
+        return flat.view(shape).permute(back)
+
+
+class SharedLayer(LayerFeatures):
+    """A layer on mapped arrays that knows which heavy features it had to compute itself."""
+
+    heavy: list[str]
+
+    def cached(self, name: str, build: Callable[[], Tensor]) -> Tensor:
+        """As `LayerFeatures.cached`; notes what is built."""
+
+        def noted() -> Tensor:
+            self.heavy.append(name)
+            return build()
+
+        return super().cached(name, noted)
+
+
+class SharedItem:
+    """An item's layers, opened from its file.
+
+    Attributes:
+        shape: (L, G, T): layers, kv heads, entries.
+        files: The files that hold its arrays.
+    """
+
+    def __init__(self, descriptors: list[int], files: tuple[Path, ...] = ()) -> None:
+        """Map open files; the descriptors may be closed afterwards."""
+        self.files = files
+        names = [str(file) for file in files] or ["received"] * len(descriptors)
+        mapped = [_Mapped(descriptor, name) for descriptor, name in zip(descriptors, names, strict=True)]
+        own, last = mapped[0], mapped[-1]
+        self.shape: tuple[int, int, int] = tuple(own.description["shape"])
+        self._layers: list[dict[str, Any]] = own.description["layers"]
+        self._arrays: list[dict[str, Tensor]] = []
+        for layer, projection in zip(self._layers, last.description["projections"], strict=True):
+            named = {name: own.array(place) for name, place in {**layer["given"], **layer["derived"]}.items()}
+            for name, place in zip(("rotary.cos", "rotary.sin"), layer["rotary"], strict=False):
+                named[name] = own.array(place)
+            if projection is not None:
+                named["output_projection"] = last.array(projection)
+            self._arrays.append(named)
+
+    @classmethod
+    def open(cls, path: Path) -> SharedItem:
+        """Open the item that `share` wrote.
+
+        Raises:
+            SandboxError: The file is missing or something else, or its weights' file is.
+        """
+        with path_descriptor(path) as own:
+            weights = _Mapped(own, str(path)).description["weights"]
+            if weights is None:
+                return cls([own], (path,))
+            beside = path.with_name(weights)
+            with path_descriptor(beside) as other:
+                return cls([own, other], (path, beside))
+
+    def array(self, layer: int, name: str) -> Tensor:
+        """An array of a layer: ``"keys"``, ``"values"``, ``"queries"``, …; KeyError if the item has none."""
+        return self._arrays[layer][name]
+
+    def layers(self) -> Iterator[SharedLayer]:
+        """The layers in order, with fresh caches that hold the heavy features which the item brings."""
+        for described, arrays in zip(self._layers, self._arrays, strict=True):
+            settings: dict[str, Any] = {name: arrays[name] for name in described["given"]} | described["settings"]
+            rotary = RotaryTable(arrays["rotary.cos"], arrays["rotary.sin"]) if described["rotary"] else None
+            layer = SharedLayer(**settings, rotary=rotary, output_projection=arrays.get("output_projection"))
+            layer.heavy = []
+            for name in described["derived"]:
+                layer.cached(name, partial(arrays.__getitem__, name))
+            layer.heavy.clear()
+            yield layer
+
+    def whose(self, address: int) -> str | None:
+        """Which array an address of this process lies in, in words."""
+        for index, arrays in enumerate(self._arrays):
+            for name, array in arrays.items():
+                if 0 <= address - array.data_ptr() < array.numel() * array.element_size():
+                    return f"{name} of layer {index}"
+        return None
+
+
+@contextmanager
+def path_descriptor(path: Path) -> Iterator[int]:
+    """A file opened for reading only, as a number."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SandboxError(f"The arrays {path} cannot be read ({error.strerror}); share the item again.") from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,53 @@
+"""Recorded items in files, one warmed sandbox for each module, and the canaries: small programs that cheat or break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cachecraft.sandbox import Limits, Program, Sandbox, SharedItem, share
+from cachecraft.policy.check import synthetic_layer
+from cachecraft.policy.features import LayerFeatures
+
+CANARIES = Path(__file__).parent / "canaries"
+LAYERS, TOKENS = 4, 400
+
+
+def recorded_layers(seed: int, tokens: int = TOKENS) -> list[LayerFeatures]:
+    """Layers of random content, longer and wider than those of `check_policy`."""
+    return [
+        synthetic_layer(tokens, kv_heads=3, group=3, head_dim=32, layer=index, layers=LAYERS, seed=100 * seed + index)
+        for index in range(LAYERS)
+    ]
+
+
+@pytest.fixture(scope="session")
+def items(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SharedItem]:
+    """Two items of one length that bring two heavy features and share their output projections."""
+    folder = tmp_path_factory.mktemp("items")
+    return {
+        name: share(
+            folder / f"{name}.item",
+            recorded_layers(seed),
+            warm=lambda f: (f.attention_received(), f.local_attention_received(32)),
+            weights=folder / "weights",
+        )
+        for seed, name in enumerate(("one", "two"))
+    }
+
+
+@pytest.fixture(scope="module")
+def sandbox(items: dict[str, SharedItem]) -> Iterator[Sandbox]:
+    """A started sandbox that has the items."""
+    with Sandbox(Limits(seconds=20, memory_bytes=512 << 20)) as started:
+        for name, item in items.items():
+            started.load(name, item)
+        yield started
+
+
+@pytest.fixture(scope="session")
+def canary() -> Callable[[str], Program]:
+    """A canary by the name of its file."""
+    return lambda name: Program(name, (CANARIES / f"{name}.py").read_text())
