@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cachecraft.errors import RunError
-from cachecraft.terminal import item_progress, one_sentence, out
+from cachecraft.terminal import err, item_progress, one_sentence, out
 
 discover_app = typer.Typer()
 DEFAULT_TASKS = "ruler:niah_single_1,ruler:niah_single_2,ruler:niah_multikey_1,ruler:niah_multivalue"
@@ -60,7 +60,7 @@ def discover(
         )
         spent = parse_budget(budget)
         loaded = [_load(name, dtype, device, threads, None) for name in model or ["smollm2"]]
-        with search_display() as display, item_progress("test") as bar:
+        with search_display(err) as display, item_progress("test") as bar:
             found = run_discovery(
                 loaded,
                 settings=settings,

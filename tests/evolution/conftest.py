@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cachecraft.sandbox import Limits, Program, Sandbox, SharedItem, share
 from cachecraft.policy.check import synthetic_layer
 from cachecraft.policy.features import LayerFeatures
+from cachecraft.sandbox import Limits, Program, Sandbox, SharedItem, share
 
 CANARIES = Path(__file__).parent / "canaries"
 LAYERS, TOKENS = 4, 400

@@ -19,6 +19,11 @@ import torch
 from tests.evolution.conftest import LAYERS, TOKENS, recorded_layers
 from torch import Tensor
 
+from cachecraft.policy.check import synthetic_layer
+from cachecraft.policy.contract import Policy, builtin_policies, load_policy, policy_from_source
+from cachecraft.policy.features import LayerFeatures
+from cachecraft.policy.sequence import decide_sequence
+from cachecraft.policy.source import read_source
 from cachecraft.sandbox import (
     Ask,
     Limits,
@@ -31,11 +36,6 @@ from cachecraft.sandbox import (
     system_calls,
 )
 from cachecraft.sandbox.client import clean_environment
-from cachecraft.policy.check import synthetic_layer
-from cachecraft.policy.contract import Policy, builtin_policies, load_policy, policy_from_source
-from cachecraft.policy.features import LayerFeatures
-from cachecraft.policy.sequence import decide_sequence
-from cachecraft.policy.source import read_source
 
 POLICIES = Path(load_policy.__code__.co_filename).parents[1] / "policies"
 KEEPS = (200, 100, 13, 1)

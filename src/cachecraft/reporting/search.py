@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -17,29 +17,29 @@ from rich.text import Text
 from cachecraft.evolution.cascade import correlation
 from cachecraft.evolution.loop import SearchProgress, baseline
 from cachecraft.evolution.population import Population
-from cachecraft.terminal import PLAIN_SECONDS, err
 
+PLAIN_SECONDS = 15.0  # between two lines where there is no terminal
 NAMES = {"seen": "waiting", "ok": "measured"}
 
 
 @contextmanager
-def search_display() -> Iterator[Callable[[SearchProgress], None]]:
+def search_display(console: Console) -> Iterator[Callable[[SearchProgress], None]]:
     """Show a search: a live panel on a terminal, else a line now and then."""
-    if not err.is_terminal or os.environ.get("NO_COLOR"):
-        yield _plain()
+    if not console.is_terminal or os.environ.get("NO_COLOR"):
+        yield _plain(console)
         return
-    with Live(console=err, transient=True, refresh_per_second=4) as live:
+    with Live(console=console, transient=True, refresh_per_second=4) as live:
         yield lambda seen: live.update(_panel(seen))
 
 
-def _plain() -> Callable[[SearchProgress], None]:
+def _plain(console: Console) -> Callable[[SearchProgress], None]:
     last = 0.0
 
     def update(seen: SearchProgress) -> None:
         nonlocal last
         if time.monotonic() - last >= PLAIN_SECONDS:
             last = time.monotonic()
-            err.print(" · ".join(_facts(seen)), markup=False, soft_wrap=True)
+            console.print(" · ".join(_facts(seen)), markup=False, soft_wrap=True)
 
     return update
 

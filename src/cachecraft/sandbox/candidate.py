@@ -17,6 +17,11 @@ from typing import Any, NoReturn
 import torch
 
 from cachecraft.errors import CacheCraftError
+from cachecraft.policy.check import broken_rules
+from cachecraft.policy.contract import Policy
+from cachecraft.policy.decide import Decision
+from cachecraft.policy.invariants import FeatureWriteError, NondeterminismError, PolicyRaisedError, StateLeakError
+from cachecraft.policy.sequence import decide_sequence
 from cachecraft.sandbox.confinement import Bounds, confine, die_with, keep_only
 from cachecraft.sandbox.faults import explain_faults
 from cachecraft.sandbox.program import Program
@@ -24,11 +29,6 @@ from cachecraft.sandbox.shared import SharedItem
 from cachecraft.sandbox.system_calls import forbid
 from cachecraft.sandbox.verdict import State, packed
 from cachecraft.sandbox.wire import harmless, write_frame
-from cachecraft.policy.check import broken_rules
-from cachecraft.policy.contract import Policy
-from cachecraft.policy.decide import Decision
-from cachecraft.policy.invariants import FeatureWriteError, NondeterminismError, PolicyRaisedError, StateLeakError
-from cachecraft.policy.sequence import decide_sequence
 
 _ANSWER = 3
 _STATES = {

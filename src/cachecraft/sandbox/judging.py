@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from cachecraft.errors import PolicyLoadError
+from cachecraft.policy.invariants import AllocationError, InvariantError, check_selection
 from cachecraft.sandbox.faults import FAULT_EXIT
 from cachecraft.sandbox.program import Program
 from cachecraft.sandbox.shared import SharedItem
@@ -28,7 +29,6 @@ from cachecraft.sandbox.verdict import (
     unpacked,
 )
 from cachecraft.sandbox.wire import harmless, read_frames
-from cachecraft.policy.invariants import AllocationError, InvariantError, check_selection
 
 # What a candidate may say of itself; the rest only the system can say.
 _ADMITTED = frozenset(

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from cachecraft.errors import FeatureError
-from cachecraft.sandbox.verdict import SandboxError
 from cachecraft.policy.features import Features, LayerFeatures, RotaryTable
+from cachecraft.sandbox.verdict import SandboxError
 
 _MAGIC = b"cachecraft-shared-1\n"
 _LENGTH = struct.Struct("<Q")  # of the JSON that stands before it; the magic follows

@@ -1,0 +1,5 @@
+"""`python -m cachecraft` is the `cachecraft` command."""
+
+from cachecraft.cli import main
+
+main()
