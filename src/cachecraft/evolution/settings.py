@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ class SearchBudget:
             BudgetError: Neither or both are given, or one is not above 0.
         """
         given = [value for value in (self.candidates, self.seconds) if value is not None]
-        if len(given) != 1 or given[0] <= 0:
+        if len(given) != 1 or not 0 < given[0] < math.inf:
             raise BudgetError(f"A search budget of {self.label or 'nothing'} means nothing; give 600 or 30m, say.")
 
     @property

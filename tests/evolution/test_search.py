@@ -1,0 +1,186 @@
+"""The search on a tiny random model: complete, resumable, the same for any number of workers, unimpressed by cheats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import build_model, build_tokenizer
+
+from cachecraft.errors import BudgetError, CacheCraftError
+from cachecraft.evaluation.selections import Subject
+from cachecraft.evolution import arena, cascade, loop
+from cachecraft.evolution.cascade import correlation
+from cachecraft.evolution.loop import SearchProgress, search
+from cachecraft.evolution.population import Population
+from cachecraft.evolution.proposers.mutate import seed_proposals
+from cachecraft.evolution.records import Candidate, Fitness, Proposal
+from cachecraft.evolution.settings import DiscoverySettings, SearchBudget, parse_budget
+from cachecraft.runtime.structure import ModelStructure
+from cachecraft.sandbox import Program
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    return Subject(ModelStructure.of(build_model("llama")), build_tokenizer(), "tiny", "r0", "float32")
+
+
+@pytest.fixture(autouse=True)
+def easy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random model can do no task, and most seeds are left out to save time."""
+    monkeypatch.setattr(arena, "ELIGIBLE", -1.0)
+    monkeypatch.setattr(loop, "seed_proposals", lambda *given: seed_proposals(*given)[:3])
+
+
+def settings(**changes: Any) -> DiscoverySettings:
+    given: dict[str, Any] = {
+        "tasks": ("ruler:niah_single_1",),
+        "ratios": (0.5, 0.75),
+        "length": 500,
+        "items": 2,
+        "batch": 3,
+        "again": 1,
+        "validation": 1,
+    }
+    return DiscoverySettings(**(given | changes))
+
+
+def story(population: Population) -> list[tuple[object, ...]]:
+    """What may not depend on workers, interruptions or time."""
+    return [
+        (each.number, each.source, each.state, each.reason, each.stage, each.fitness, each.proposal.parents)
+        for each in population.told()
+    ]
+
+
+def found(subject: Subject, folder: Path, **changes: Any) -> list[tuple[object, ...]]:
+    with search([subject], settings(), SearchBudget(candidates=9), folder, **changes) as population:
+        return story(population)
+
+
+@pytest.fixture(scope="module")
+def reference(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[object, ...]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arena, "ELIGIBLE", -1.0)
+        patch.setattr(loop, "seed_proposals", lambda *given: seed_proposals(*given)[:3])
+        return found(subject, tmp_path_factory.mktemp("reference") / "run")
+
+
+def test_a_search_ends_at_its_budget_and_breeds_from_its_seeds(reference: list[tuple[object, ...]]) -> None:
+    assert len(reference) == 9
+    assert [parents for *_, parents in reference[:3]] == [()] * 3
+    assert any(parents for *_, parents in reference[3:])
+    assert sum(state == "ok" for _, _, state, *_ in reference) >= 6
+
+
+def test_a_search_is_the_same_for_any_number_of_workers(
+    subject: Subject, tmp_path: Path, reference: list[tuple[object, ...]]
+) -> None:
+    assert found(subject, tmp_path / "run", workers=2) == reference
+
+
+@pytest.mark.parametrize("after", [1, 5])
+def test_an_interrupted_search_goes_on_as_if_it_had_not_been(
+    subject: Subject, tmp_path: Path, reference: list[tuple[object, ...]], after: int
+) -> None:
+    seen = 0
+
+    def stop(progress: SearchProgress) -> None:
+        nonlocal seen
+        seen += progress.latest is not None
+        if seen == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        found(subject, tmp_path / "run", progress=stop)
+    assert found(subject, tmp_path / "run") == reference
+
+
+class Fixed:
+    """Proposes given programs."""
+
+    name = "fixed"
+
+    def __init__(self, sources: Sequence[str]) -> None:
+        self._sources = list(sources)
+
+    def ask(self, population: Population, count: int) -> list[Proposal]:
+        taken, self._sources = self._sources[:count], self._sources[count:]
+        return [Proposal(source, (), "given", "", self.name) for source in taken]
+
+    def tell(self, candidate: Candidate) -> None:
+        pass
+
+
+def test_cheats_are_rejected_with_a_reason_each_and_the_search_goes_on(
+    subject: Subject, tmp_path: Path, canary: Callable[[str], Program]
+) -> None:
+    cheats = ["keeps_everything", "returns_lists", "reads_files", "writes_keys", "remembers", "slow"]
+    sources = [canary(name).source for name in cheats]
+    budget = SearchBudget(candidates=20)
+    given = settings(seconds=3.0)
+    with search([subject], given, budget, tmp_path / "run", proposer=Fixed(sources)) as population:
+        told = {each.number: each for each in population.told()}
+    assert len(told) == 3 + len(cheats)
+    for name, number in zip(cheats, range(4, 4 + len(cheats)), strict=True):
+        assert told[number].state in ("rejected", "timeout", "crashed"), name
+        assert told[number].reason
+        assert told[number].fitness is None
+    assert len({told[number].reason for number in range(4, 4 + len(cheats))}) == len(cheats)
+    assert told[9].state == "timeout"
+
+
+def test_the_same_choices_in_other_words_are_recognised_before_they_cost_anything(
+    subject: Subject, tmp_path: Path
+) -> None:
+    sources = [
+        "def score_tokens(f):\n    norms = f.keys.norm(dim=-1)\n    return -norms\n",
+        "def score_tokens(f):\n    lengths = f.keys.norm(dim=-1)\n    return -lengths\n",  # the same program
+        "def score_tokens(f):\n    return -3.0 * f.keys.norm(dim=-1)\n",  # the same choices
+    ]
+    with search([subject], settings(), SearchBudget(candidates=9), tmp_path, proposer=Fixed(sources)) as population:
+        told = population.told()[-3:]
+        assert [each.stage for each in told[1:]] == ["program", "behaviour"]
+        assert all(not population.scores(each.number) for each in told[1:])
+
+
+def test_tasks_that_cannot_tell_policies_apart_are_refused_by_name(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena, "ELIGIBLE", 0.2)
+    with pytest.raises(CacheCraftError, match=r"niah_single_1 -?0\.00"):
+        search([subject], settings(), SearchBudget(candidates=3), tmp_path)
+
+
+def test_a_stage_gates_only_once_it_is_known_to_predict_the_next(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cascade, "KNOWN", 3)
+    with search([subject], settings(), SearchBudget(candidates=6), tmp_path) as population:
+        known = correlation(population, "quick", "full")
+        assert known is not None
+        assert -1 <= known <= 1
+        stages = {each.number: each.stage for each in population.told() if each.state == "ok"}
+    assert all(stages[number] == "full" for number in (1, 2, 3) if number in stages)  # nothing was known then
+
+
+def test_fresh_items_that_are_far_worse_make_a_candidate_suspect() -> None:
+    known = Fitness(0.9, 8, 0.1)
+    assert cascade._much_worse(known, Fitness(0.1, 4, 0.1))
+    assert not cascade._much_worse(known, Fitness(0.8, 4, 0.1))
+    assert not cascade._much_worse(known, Fitness(0.4, 1, 0.5))  # one item may be hard
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"), [("600", SearchBudget(candidates=600)), ("30m", SearchBudget(seconds=1800.0))]
+)
+def test_a_budget_is_a_number_of_candidates_or_a_time(text: str, budget: SearchBudget) -> None:
+    assert parse_budget(text) == budget
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "0m", "many", "", "m", "nanm", "$5"])
+def test_a_budget_that_means_nothing_is_refused(text: str) -> None:
+    with pytest.raises(BudgetError):
+        parse_budget(text)
