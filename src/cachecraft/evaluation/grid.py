@@ -22,7 +22,7 @@ from cachecraft.evaluation.store import Result, RunStore, open_run
 from cachecraft.evaluation.timing import Stopwatch
 from cachecraft.evaluation.traces import Trace, record
 from cachecraft.tasks.prompt import Prompt, render
-from cachecraft.tasks.registry import load_tasks
+from cachecraft.tasks.registry import choose_tasks
 from cachecraft.tasks.sources import Sources
 from cachecraft.tasks.task import Item, Task
 
@@ -52,18 +52,22 @@ def evaluate(
     Raises:
         CacheCraftError: Settings that mean nothing, or a folder that belongs to other settings.
     """
-    tasks = load_tasks(settings.tasks, sources=Sources(tuple(Path(name) for name in settings.essays)))
+    sources = Sources(tuple(Path(name) for name in settings.essays), settings.data, settings.ruler_compat)
+    choice = choose_tasks(settings.tasks, sources=sources)
     cells = make_cells(settings.policies, settings.budgets, references=settings.references, selector=settings.selector)
     subject.structure.require_room(settings.length)
-    for task in tasks:  # what cannot be built is refused before there is a run folder
-        _item(subject, settings, task, 0)
-    store = open_run(folder, settings_record(subject, settings), IDENTITY)
+    made = {}
+    for task in choice.tasks:  # what cannot be built is refused before there is a run folder
+        last = settings.samples - 1 if task.size(settings.split) is not None else 0
+        made[task.name] = _item(subject, settings, task, last).source
+    read = {name: source for name, source in made.items() if source}
+    store = open_run(folder, settings_record(subject, settings, skipped=choice.skipped, sources=read), IDENTITY)
     store.add_policies((cell.policy.id, cell.policy.name, cell.policy.source) for cell in cells if cell.policy)
     store.log_reading(settings.split, purpose, datetime.now(UTC).isoformat(timespec="seconds"))
     clock = Stopwatch()
     wanted: list[str] = []
-    total = len(tasks) * settings.samples
-    for done, (task, item) in enumerate(_items(subject, settings, tasks, clock), start=1):
+    total = len(choice.tasks) * settings.samples
+    for done, (task, item) in enumerate(_items(subject, settings, choice.tasks, clock), start=1):
         jobs = {
             _id(subject, settings, cell, scoring, item): (cell, scoring)
             for cell in cells
