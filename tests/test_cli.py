@@ -1,5 +1,6 @@
 """The command line as a person meets it: results, one sentence for bad input, exit codes, going on."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from cachecraft import models
 from cachecraft.cli import app
 from cachecraft.models import LoadedModel
 from tests.conftest import build_model, build_tokenizer
+from tests.tasks.question_data import squad
 
 RUN = ["evaluate", "--model", "tiny", "--length", "700", "--samples", "1", "--ratio", "0.5"]
 
@@ -77,6 +79,37 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(arguments: list[str], sente
     assert code == 2
     assert sentence in " ".join(output.split())
     assert "Traceback" not in output
+
+
+def test_tasks_without_data_are_skipped_by_name_and_the_table_says_of_how_many_it_is(tmp_path: Path) -> None:
+    arguments = ["evaluate", "--model", "tiny", "--length", "2000", "--samples", "1", "--ratio", "0.5"]
+    arguments += ["--policy", "knorm", "--references", "full", "--scoring", "likelihood", "--tasks", "ruler"]
+    code, output = run(*arguments, "--run", tmp_path / "run")
+    told = " ".join(output.split())
+    assert code == 0
+    assert "ruler:qa_1 is skipped: it needs SQuAD's questions" in told
+    assert "macro average of 11 of 13 tasks" in told
+    assert (
+        "Skipped: qa_1 (it needs SQuAD's questions: give its file with --data (dev-v2.0.json), or --data hub)" in told
+    )
+    assert "qa_1 qa_2" in (tmp_path / "run" / "table.csv").read_text().replace("ruler:", "")
+
+
+def test_the_data_of_a_question_task_is_named_with_data_and_anything_odd_in_it_is_one_sentence(tmp_path: Path) -> None:
+    arguments = ["evaluate", "--model", "tiny", "--length", "1200", "--samples", "1", "--ratio", "0.5"]
+    arguments += ["--policy", "knorm", "--references", "none", "--scoring", "likelihood", "--tasks", "ruler:qa_1"]
+    code, output = run(*arguments, "--run", tmp_path / "run")
+    assert (code, "ruler:qa_1 cannot be made: it needs SQuAD's questions" in " ".join(output.split())) == (2, True)
+    data = squad()
+    (tmp_path / "dev.json").write_text(json.dumps(data))
+    assert run(*arguments, "--data", tmp_path, "--run", tmp_path / "run")[0] == 0
+    del data["data"][0]["paragraphs"][2]["context"]
+    (tmp_path / "dev.json").write_text(json.dumps(data))
+    code, output = run(*arguments, "--data", tmp_path, "--run", tmp_path / "run")
+    assert code == 2
+    assert "dev.json has another form than expected: data[0].paragraphs[2].context is missing" in " ".join(
+        output.split()
+    )
 
 
 @pytest.mark.parametrize(

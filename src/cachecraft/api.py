@@ -35,7 +35,8 @@ class Evaluation:
 
     def summary(self, scoring: str | None = None, *, against: str = "") -> Summary:
         """Macro averages with intervals, best policy first; of the run's first scoring unless another is named."""
-        return summarise(self.results, scoring or self.settings["scoring"][0], against=against)
+        chosen = scoring or self.settings["scoring"][0]
+        return summarise(self.results, chosen, against=against, skipped=self.settings.get("skipped"))
 
     def summaries(self, *, against: str = "") -> list[Summary]:
         """A summary for each scoring that the results hold."""
@@ -98,6 +99,8 @@ def evaluate(
     selector: str | None = None,
     references: Sequence[str] = REFERENCES,
     essays: Sequence[str] = (),
+    data: Sequence[str] = (),
+    ruler_compat: bool = False,
     force: bool = False,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> Evaluation:
@@ -119,6 +122,8 @@ def evaluate(
         selector: Replaces every policy's own, for example ``"chunks:20"``.
         references: Any of ``"full"``, ``"hindsight"``, ``"random"``.
         essays: Text files for essay haystacks.
+        data: SQuAD and HotpotQA files for ruler:qa_1 and qa_2, folders that hold some, or ``"hub"``.
+        ruler_compat: Seed RULER's tasks as the original does, with the same order of parts in every item.
         force: Accept a model class that CacheCraft was not tested with.
         progress: Called after each item.
 
@@ -141,6 +146,8 @@ def evaluate(
         selector=selector,
         references=tuple(references),
         essays=tuple(essays),
+        data=tuple(data),
+        ruler_compat=ruler_compat,
     )
     loaded = load(model) if isinstance(model, str) else model
     store, ids = evaluate_grid(subject_of(loaded, force=force), settings, Path(run), progress=progress)

@@ -67,6 +67,13 @@ def evaluate(
         str, typer.Option(help="Reference lines to measure, comma-separated; or none.")
     ] = "full,hindsight,random",
     essay: Annotated[list[str] | None, typer.Option(help="Text file for essay haystacks; repeat for more.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="SQuAD or HotpotQA file, a folder that holds some, or hub; repeat for more."),
+    ] = None,
+    ruler_compat: Annotated[
+        bool, typer.Option("--ruler-compat", help="Seed RULER's tasks as the original does.")
+    ] = False,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, … or auto.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
@@ -77,7 +84,7 @@ def evaluate(
     with one_sentence(lambda: _how_to_go_on(run)):
         from cachecraft import api
         from cachecraft.policy.contract import load_policy
-        from cachecraft.tasks.registry import load_tasks
+        from cachecraft.tasks import Sources, choose_tasks
 
         ratios = [_number(text, float, "--ratio") for text in _split(ratio)]
         keeps = [_number(text, int, "--keep") for text in _split(keep)]
@@ -87,7 +94,8 @@ def evaluate(
         for spec in policy:  # what can be refused is refused before a model is loaded
             load_policy(spec, selector=selector)
         names = _split([tasks])
-        load_tasks(names)
+        for task, needs in choose_tasks(names, sources=Sources(data=tuple(data or ()))).skipped.items():
+            say(f"{task} is skipped: it {needs}.")
         loaded = _load(model, dtype, device, threads, revision)
         with item_progress("evaluate") as progress:
             evaluation = api.evaluate(
@@ -106,6 +114,8 @@ def evaluate(
                 selector=selector,
                 references=[] if references == "none" else _split([references]),
                 essays=essay or (),
+                data=data or (),
+                ruler_compat=ruler_compat,
                 force=force,
                 progress=progress,
             )

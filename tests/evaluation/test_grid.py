@@ -1,11 +1,14 @@
 """The grid on a tiny random model: complete, resumable, indifferent to order and company."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.conftest import build_model, build_tokenizer
+from tests.tasks.question_data import squad
 
+from cachecraft.api import open_evaluation
 from cachecraft.errors import CacheCraftError, ModelError, RunError, TaskError
 from cachecraft.evaluation.cells import Budget
 from cachecraft.evaluation.grid import evaluate
@@ -148,6 +151,60 @@ def test_a_folder_of_another_seed_is_refused(subject: Subject, tmp_path: Path) -
     measured(subject, tmp_path / "run", samples=1)
     with pytest.raises(RunError, match="seed 0, not 1"):
         evaluate(subject, settings(seed=1), tmp_path / "run")
+
+
+def test_a_folder_of_another_seeding_of_rulers_tasks_is_refused(subject: Subject, tmp_path: Path) -> None:
+    measured(subject, tmp_path / "run", samples=1)
+    with pytest.raises(RunError, match="ruler_compat False, not True"):
+        evaluate(subject, settings(ruler_compat=True), tmp_path / "run")
+
+
+def squad_file(folder: Path, name: str, **changes: int) -> str:
+    """A small file in SQuAD's form, its texts short enough for the tiny tokenizer."""
+    (folder / name).write_text(json.dumps(squad(**changes)))
+    return str(folder / name)
+
+
+def test_tasks_without_data_are_skipped_and_recorded_until_the_data_is_there(subject: Subject, tmp_path: Path) -> None:
+    few: dict[str, Any] = {"policies": (), "budgets": (Budget(ratio=0.0),), "references": ("full",), "samples": 1}
+    few |= {"length": 2000, "scoring": ("likelihood",)}
+    store, _ = evaluate(subject, settings(tasks=("ruler",), **few), tmp_path / "run")
+    assert set(store.settings["skipped"]) == {"ruler:qa_1", "ruler:qa_2"}
+    assert len({result.task for result in store.results()}) == 11
+    store.close()
+    data = (squad_file(tmp_path, "dev.json"),)
+    store, _ = evaluate(subject, settings(tasks=("ruler:qa_1",), data=data, **few), tmp_path / "run")
+    assert len({result.task for result in store.results()}) == 12
+    assert store.settings["data"] == list(data)
+    store.close()
+    skipped = open_evaluation(tmp_path / "run").summary().skipped
+    assert set(skipped) == {"ruler:qa_2"}
+
+
+def test_a_folder_measured_on_other_data_is_refused(subject: Subject, tmp_path: Path) -> None:
+    def run(name: str, **changes: Any) -> None:
+        asked: dict[str, Any] = {"tasks": ("ruler:qa_1",), "policies": (), "references": ("full",), "samples": 1}
+        asked |= {"data": (name,), "length": 1200, "scoring": ("likelihood",)}
+        evaluate(subject, settings(**(asked | changes)), tmp_path / "run")[0].close()
+
+    run(squad_file(tmp_path, "dev.json"))
+    run(squad_file(tmp_path, "moved.json"))  # the same text under another name is the same data
+    other = squad_file(tmp_path, "other.json", first=500)
+    with pytest.raises(
+        RunError, match=r"sources of ruler:qa_1 '[0-9a-f]{64}', not '[0-9a-f]{64}'; name another folder"
+    ):
+        run(other)
+    run(other, tasks=("ruler:niah_single_1",))  # no task of it reads the data
+
+
+def test_more_samples_than_the_data_has_are_refused_before_anything_is_measured(
+    subject: Subject, tmp_path: Path
+) -> None:
+    data = (squad_file(tmp_path, "dev.json", paragraphs=2),)
+    asked = settings(tasks=("ruler:qa_1",), data=data, length=900, samples=9)
+    with pytest.raises(TaskError, match="holds 8 questions for split test that fit 900 tokens"):
+        evaluate(subject, asked, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,24 @@ def test_what_is_stored_comes_back_unchanged(tmp_path: Path) -> None:
     assert again.item_texts() == {"item-1": {"question": "why?"}}
 
 
+def test_settings_that_are_mappings_agree_where_they_meet_and_grow(tmp_path: Path) -> None:
+    identity = (*IDENTITY, "sources", "compat")
+    for sources in ({}, {"a": "1"}, {"b": "2"}, {"a": "1", "b": "2"}):
+        store = open_run(tmp_path / "run", {**SETTINGS, "sources": sources, "compat": False}, identity)
+        store.close()
+    assert store.settings["sources"] == {"a": "1", "b": "2"}
+    with pytest.raises(RunError, match="holds a run with sources of b '2', not '3'"):
+        open_run(tmp_path / "run", {**SETTINGS, "sources": {"b": "3"}, "compat": False}, identity)
+
+
+def test_a_setting_that_an_older_folder_lacks_counts_as_off(tmp_path: Path) -> None:
+    identity = (*IDENTITY, "sources", "compat")
+    open_run(tmp_path / "run", SETTINGS, IDENTITY).close()
+    open_run(tmp_path / "run", {**SETTINGS, "sources": {"a": "1"}, "compat": False}, identity).close()
+    with pytest.raises(RunError, match="compat False, not True"):
+        open_run(tmp_path / "run", {**SETTINGS, "sources": {}, "compat": True}, identity)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, True, 1, "0.5", None])
 def test_only_a_finite_float_is_ever_a_value(value: object) -> None:
     with pytest.raises(RunError):

@@ -1,5 +1,6 @@
 """Condensing results: like with like, references in their place, failures as failures."""
 
+import json
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from cachecraft.errors import RunError, UnknownNameError
 from cachecraft.evaluation.store import Result
 from cachecraft.reporting.summary import summarise
-from cachecraft.reporting.tables import as_csv, markdown, notes, records
+from cachecraft.reporting.tables import as_csv, as_json, markdown, notes, records
 
 
 def result(label: str, budget: str, item: int, value: float | None, **changes: Any) -> Result:
@@ -107,3 +108,20 @@ def test_every_number_of_the_table_is_in_the_csv() -> None:
     lines = as_csv([summary]).splitlines()
     assert len(lines) == 1 + len(records(summary)) == 1 + 4 * 2
     assert lines[0].startswith("scoring,policy,reference,budget,kept")
+
+
+def test_an_average_says_of_how_many_tasks_it_is_and_what_was_skipped() -> None:
+    skipped = {"ruler:qa_1": "needs SQuAD's questions", "ruler:vt": "was measured since"}
+    summary = summarise(grid(), "answer", skipped=skipped)
+    assert summary.skipped == {"ruler:qa_1": "needs SQuAD's questions"}
+    lines = notes(summary, {})
+    assert "macro average of 1 of 2 tasks" in lines[0]
+    assert "Skipped: qa_1 (it needs SQuAD's questions)." in lines
+    first = records(summary)[0]
+    assert (first["tasks"], first["tasks_skipped"]) == (1, "ruler:qa_1")
+    told = json.loads(as_json([summary], {}))["average"]
+    assert told == {"of": "1 of 2 tasks", "skipped": {"ruler:qa_1": "needs SQuAD's questions"}}
+
+
+def test_an_average_of_all_tasks_says_so() -> None:
+    assert "macro average of 1 task," in notes(summarise(grid(), "answer"), {})[0]

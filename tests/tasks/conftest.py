@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.tasks.question_data import write_data
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+
+from cachecraft.tasks import Sources, Task, load_tasks, task_names
 
 CHAT_TEMPLATE = (
     "<s>{% for message in messages %}<|{{ message['role'] }}|>\n"
@@ -65,6 +68,18 @@ def chatty() -> PreTrainedTokenizerFast:
 def with_template() -> Callable[[str], PreTrainedTokenizerFast]:
     """Makes a tokenizer with any chat template."""
     return lambda template: build_tokenizer(bos=True, chat=template)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with small data of our own for qa_1 and qa_2."""
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="session")
+def tasks(data: Path) -> dict[str, Task]:
+    """Every task by name, with data for those that need some."""
+    return {task.name: task for task in load_tasks(task_names(), sources=Sources(data=(str(data),)))}
 
 
 @pytest.fixture(scope="session")

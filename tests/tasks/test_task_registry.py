@@ -5,22 +5,51 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.tasks.question_data import SQUAD_NAME
 from transformers import PreTrainedTokenizerFast
 
 from cachecraft.errors import TaskError, UnknownNameError
-from cachecraft.tasks import SPLITS, Sources, load_tasks, task_names
+from cachecraft.tasks import SPLITS, Sources, choose_tasks, load_tasks, task_names
+
+QA = ("ruler:qa_1", "ruler:qa_2")
 
 
-def test_a_family_stands_for_all_of_its_tasks() -> None:
-    names = [task.name for task in load_tasks(["ruler"])]
+def test_a_family_stands_for_all_of_its_tasks(data: Path) -> None:
+    names = [task.name for task in load_tasks(["ruler"], sources=Sources(data=(str(data),)))]
     assert names == list(task_names())
-    assert len(names) == 9
+    assert len(names) == 13
 
 
 def test_tasks_come_in_the_order_asked_for_and_once() -> None:
     names = [task.name for task in load_tasks(["ruler:vt", "ruler:niah_single_1", "ruler", "ruler:vt"])]
     assert names[:2] == ["ruler:vt", "ruler:niah_single_1"]
-    assert sorted(names) == sorted(task_names())
+    assert sorted([*names, *QA]) == sorted(task_names())
+
+
+def test_tasks_of_a_family_without_their_data_are_skipped_by_name_with_what_to_do(data: Path) -> None:
+    without = choose_tasks(["ruler"])
+    assert len(without.tasks) == 11
+    assert set(without.skipped) == set(QA)
+    assert without.skipped["ruler:qa_1"] == (
+        "needs SQuAD's questions: give its file with --data (dev-v2.0.json), or --data hub"
+    )
+    file = str(data / SQUAD_NAME)
+    with_one = choose_tasks(["ruler"], sources=Sources(data=(file,)))
+    assert len(with_one.tasks) == 12
+    assert with_one.skipped == {
+        "ruler:qa_2": f"needs HotpotQA's questions, and {file} has none: "
+        "give its file with --data (hotpot_dev_distractor_v1.json), or --data hub"
+    }
+
+
+@pytest.mark.parametrize("names", [["ruler:qa_1"], ["ruler", "ruler:qa_1"]])
+def test_a_task_that_was_named_itself_is_not_skipped_but_refused(names: list[str]) -> None:
+    with pytest.raises(TaskError, match=r"ruler:qa_1 cannot be made: it needs SQuAD's questions"):
+        choose_tasks(names)
+
+
+def test_the_hub_is_not_asked_for_anything_when_tasks_are_chosen() -> None:
+    assert len(choose_tasks(["ruler"], sources=Sources(data=("hub",))).tasks) == 13
 
 
 @pytest.mark.parametrize(("name", "near"), [("ruler:niah_singel_1", "ruler:niah_single_1"), ("rular", "ruler")])

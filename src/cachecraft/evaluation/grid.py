@@ -19,7 +19,7 @@ from cachecraft.evaluation.selections import Subject
 from cachecraft.evaluation.settings import IDENTITY, Progress, Settings, settings_record
 from cachecraft.evaluation.store import RunStore, open_run
 from cachecraft.evaluation.timing import Stopwatch
-from cachecraft.tasks.registry import load_tasks
+from cachecraft.tasks.registry import Choice, choose_tasks
 from cachecraft.tasks.sources import Sources
 from cachecraft.tasks.task import Item, Task
 
@@ -47,17 +47,15 @@ def evaluate(
     Raises:
         CacheCraftError: Settings that mean nothing, or a folder that belongs to other settings.
     """
-    tasks = load_tasks(settings.tasks, sources=Sources(tuple(Path(name) for name in settings.essays)))
     cells = make_cells(settings.policies, settings.budgets, references=settings.references, selector=settings.selector)
     subject.structure.require_room(settings.length)
-    for task in tasks:  # what cannot be built is refused before there is a run folder
-        _item(subject, settings, task, 0)
-    store = open_run(folder, settings_record(subject, settings), IDENTITY)
+    choice, sources = _chosen(subject, settings)
+    store = open_run(folder, settings_record(subject, settings, skipped=choice.skipped, sources=sources), IDENTITY)
     store.add_policies((cell.policy.id, cell.policy.name, cell.policy.source) for cell in cells if cell.policy)
     store.log_reading(settings.split, purpose, datetime.now(UTC).isoformat(timespec="seconds"))
     clock = Stopwatch()
     wanted: list[str] = []
-    total, done = len(tasks) * settings.samples, 0
+    total, done = len(choice.tasks) * settings.samples, 0
 
     def report(task: str, count: int) -> None:
         nonlocal done
@@ -65,7 +63,7 @@ def evaluate(
         progress(Progress(done, total, task, count, clock.seconds))
 
     def pending() -> Iterator[Pending]:
-        for task, item in _items(subject, settings, tasks, clock):
+        for task, item in _items(subject, settings, choice.tasks, clock):
             jobs = {
                 _id(subject, settings, cell, kind, item): (cell, kind) for cell in cells for kind in settings.scoring
             }
@@ -82,6 +80,18 @@ def evaluate(
             store.add(results, _item_text(each.item))
         report(each.task.name, len(results))
     return store, wanted
+
+
+def _chosen(subject: Subject, settings: Settings) -> tuple[Choice, dict[str, str]]:
+    """The tasks, and the hash of the material of each that has any; what cannot be built is refused here."""
+    sources = Sources(tuple(Path(name) for name in settings.essays), settings.data, settings.ruler_compat)
+    choice = choose_tasks(settings.tasks, sources=sources)
+    hashes = {}
+    for task in choice.tasks:
+        last = settings.samples - 1 if task.size(settings.split) is not None else 0
+        if source := _item(subject, settings, task, last).source:
+            hashes[task.name] = source
+    return choice, hashes
 
 
 def _items(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,8 @@ from cachecraft.evaluation.cells import REFERENCES, REGIMES, SCORINGS, Budget, R
 from cachecraft.evaluation.selections import Subject
 from cachecraft.tasks.task import SPLITS
 
-IDENTITY = ("model", "revision", "dtype", "regime", "length", "split", "seed")  # in which a folder's commands agree
+# In which a folder's commands agree; `sources` holds the hash of each task's material, and may grow with the tasks.
+IDENTITY = ("model", "revision", "dtype", "regime", "length", "split", "seed", "ruler_compat", "sources")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Settings:
         selector: Replaces every policy's own selector, for example ``chunks:20``.
         references: Which reference lines to measure.
         essays: Text files for essay haystacks; none for the prose that comes with Python.
+        data: Files or folders of questions, or ``"hub"``.
+        ruler_compat: Seed RULER's tasks as the original does.
     """
 
     policies: tuple[str, ...]
@@ -47,6 +51,8 @@ class Settings:
     selector: str | None = None
     references: tuple[str, ...] = REFERENCES
     essays: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    ruler_compat: bool = False
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be measured.
@@ -80,8 +86,17 @@ class Progress:
     seconds: dict[str, float]
 
 
-def settings_record(subject: Subject, settings: Settings) -> dict[str, Any]:
-    """The settings as written to run.yaml: resolved, in plain types."""
+def settings_record(
+    subject: Subject, settings: Settings, *, skipped: Mapping[str, str], sources: Mapping[str, str]
+) -> dict[str, Any]:
+    """The settings as written to run.yaml: resolved, in plain types.
+
+    Args:
+        subject: The model.
+        settings: What was asked for.
+        skipped: Tasks that could not be made, with what each needs.
+        sources: Hash of the material of each task that has any.
+    """
     return {
         "command": "evaluate",
         "model": subject.name,
@@ -92,6 +107,11 @@ def settings_record(subject: Subject, settings: Settings) -> dict[str, Any]:
         "split": settings.split,
         "seed": settings.seed,
         "tasks": list(settings.tasks),
+        "skipped": dict(skipped),
+        "essays": list(settings.essays),
+        "data": list(settings.data),
+        "sources": dict(sources),
+        "ruler_compat": settings.ruler_compat,
         "samples": settings.samples,
         "policies": list(settings.policies),
         "budgets": [budget.label for budget in settings.budgets],

@@ -183,10 +183,9 @@ def open_run(folder: Path, settings: dict[str, Any], identity: Sequence[str]) ->
     if path.is_file():
         before = _read_settings(path)
         for name in identity:
-            if before.get(name) != settings.get(name):
+            for what, old, new in _disagreements(name, before.get(name), settings.get(name)):
                 raise RunError(
-                    f"{folder} holds a run with {name} {before.get(name)!r}, not {settings.get(name)!r}; "
-                    "name another folder with --run."
+                    f"{folder} holds a run with {what} {old!r}, not {new!r}; name another folder with --run."
                 )
         settings = _grown(before, settings)
     elif folder.is_dir() and any(folder.iterdir()) and not (folder / "run.sqlite").exists():
@@ -231,13 +230,22 @@ def _read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
+def _disagreements(name: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
+    """What differs, the old and the new value: of a mapping, only keys that both have; unset is the same as off."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [(f"{name} of {key}", old[key], new[key]) for key in new if key in old and old[key] != new[key]]
+    return [(name, old, new)] if old != new and (old or new) and not isinstance(new, dict) else []
+
+
 def _grown(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """The settings of both commands: lists are united in order, numbers take the larger, the rest the newer."""
+    """The settings of both commands: lists and mappings are united, numbers take the larger, the rest the newer."""
     grown = dict(before)
     for name, value in now.items():
         old = before.get(name)
         if isinstance(value, list) and isinstance(old, list):
             grown[name] = [*old, *[entry for entry in value if entry not in old]]
+        elif isinstance(value, dict) and isinstance(old, dict):
+            grown[name] = {**old, **value}
         elif isinstance(value, int) and isinstance(old, int) and not isinstance(value, bool):
             grown[name] = max(value, old)
         else:

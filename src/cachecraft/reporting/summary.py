@@ -6,8 +6,8 @@ draws item by item. Nothing is printed here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from cachecraft.errors import RunError, UnknownNameError
 from cachecraft.evaluation.statistics import Estimate, TaskScores, macro_difference, macro_mean
@@ -62,6 +62,7 @@ class Summary:
         rows: Policies and reference lines, best first; the full cache before all others.
         items: Items of each task.
         against: The reference of the differences, or "".
+        skipped: Tasks that were asked for and could not be made, with what each needs.
     """
 
     scoring: str
@@ -69,9 +70,17 @@ class Summary:
     rows: tuple[Row, ...]
     items: dict[str, int]
     against: str = ""
+    skipped: dict[str, str] = field(default_factory=dict)
 
 
-def summarise(results: Iterable[Result], scoring: str, *, against: str = "", confidence: float = 0.95) -> Summary:
+def summarise(
+    results: Iterable[Result],
+    scoring: str,
+    *,
+    against: str = "",
+    confidence: float = 0.95,
+    skipped: Mapping[str, str] | None = None,
+) -> Summary:
     """Condense results.
 
     Args:
@@ -79,6 +88,7 @@ def summarise(results: Iterable[Result], scoring: str, *, against: str = "", con
         scoring: Which of its scorings.
         against: A row that all others are compared with, item by item at the same budget; "" for none.
         confidence: Of the two-sided intervals.
+        skipped: Tasks that the run could not make, with what each needs; those measured since are not skipped.
 
     Raises:
         RunError: There are no results under this scoring, or rows were measured on different items.
@@ -108,7 +118,8 @@ def summarise(results: Iterable[Result], scoring: str, *, against: str = "", con
     items: dict[str, int] = {}
     for task, _ in common:
         items[task] = items.get(task, 0) + 1
-    return Summary(scoring, tuple(budgets), tuple(rows), items, against)
+    left_out = {task: needs for task, needs in (skipped or {}).items() if task not in items}
+    return Summary(scoring, tuple(budgets), tuple(rows), items, against, left_out)
 
 
 def _by_eviction(label: str) -> tuple[int, float]:

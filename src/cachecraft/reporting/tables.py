@@ -78,14 +78,23 @@ def _shown(row: Row, budget: str) -> CellSummary | None:
     return next(iter(row.cells.values())) if row.label == "full" else row.cells.get(budget)
 
 
+def averaged(summary: Summary) -> str:
+    """Of how many tasks the macro average is: ``11 of 13 tasks``, or ``4 tasks`` when none was skipped."""
+    held, skipped = len(summary.items), len(summary.skipped)
+    return f"{held} of {held + skipped} tasks" if skipped else f"{held} task{'s' if held != 1 else ''}"
+
+
 def notes(summary: Summary, settings: dict[str, Any]) -> list[str]:
     """The lines below a table: what was measured, on what, and what to know about single rows."""
     tasks = ", ".join(f"{task.removeprefix('ruler:')} ({count})" for task, count in sorted(summary.items.items()))
     lines = [
-        f"Score: {UNITS[summary.scoring]}; macro average over tasks, 95 % bootstrap interval.",
+        f"Score: {UNITS[summary.scoring]}; macro average of {averaged(summary)}, 95 % bootstrap interval.",
         f"Items: {tasks}; split {settings.get('split')}, {settings.get('length')} tokens, seed {settings.get('seed')}.",
         f"Model {settings.get('model')} in {settings.get('dtype')}; query-{settings.get('regime')} regime.",
     ]
+    if summary.skipped:
+        each = (f"{task.removeprefix('ruler:')} (it {needs})" for task, needs in sorted(summary.skipped.items()))
+        lines.append(f"Skipped: {', '.join(each)}.")
     full = next((row for row in summary.rows if row.label == "full"), None)
     if full is not None:
         means = next(iter(full.cells.values())).by_task
@@ -128,6 +137,8 @@ def records(summary: Summary) -> list[dict[str, Any]]:
                 "kept": round(cell.kept, 6),
                 "forced": cell.forced,
                 "rejected": cell.rejected,
+                "tasks": len(summary.items),
+                "tasks_skipped": " ".join(sorted(summary.skipped)),
             }
             if cell.score is None:
                 found.append({**base, "task": "macro", "score": None, "low": None, "high": None, "n": 0})
@@ -152,4 +163,5 @@ def as_csv(summaries: list[Summary]) -> str:
 def as_json(summaries: list[Summary], settings: dict[str, Any]) -> str:
     """The settings and the records of several summaries as JSON."""
     rows = [record for summary in summaries for record in records(summary)]
-    return json.dumps({"settings": settings, "results": rows}, indent=1, default=str) + "\n"
+    average = {"of": averaged(summaries[0]), "skipped": summaries[0].skipped} if summaries else {}
+    return json.dumps({"settings": settings, "average": average, "results": rows}, indent=1, default=str) + "\n"

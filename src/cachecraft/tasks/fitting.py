@@ -17,6 +17,7 @@ from cachecraft.tasks.task import Item
 
 _UNITS_PER_TOKEN = 16  # no tokenizer merges that many words or lines into one token
 _GUESSES = 12
+_FULL = 7 / 8  # share of its length that an item fills at least; what is shorter is not of that length
 
 
 def fit_item(
@@ -33,7 +34,8 @@ def fit_item(
         draft: Makes the item with a given number of haystack units.
         tokenizer: The model's tokenizer.
         least: The fewest units the task makes sense with.
-        most: The most units there are; None if there is no end of them.
+        most: The most units there are; None if there is no end of them. An item of all of them may be shorter
+            than its length, by an eighth at most.
         between: Text that is added by going from one number of units to a larger one, if units differ much;
             it only makes the search faster.
 
@@ -41,7 +43,7 @@ def fit_item(
         ``draft(n)`` with prompt and `max_new_tokens` within `length` tokens, while ``draft(n + 1)`` is not.
 
     Raises:
-        TaskError: Even ``draft(least)`` is too long.
+        TaskError: Even ``draft(least)`` is too long, or ``draft(most)`` far too short.
     """
     shortest = draft(least)
     around = frame(tokenizer, chat=shortest.chat)
@@ -62,7 +64,13 @@ def fit_item(
             f"ask for {_roomy(needed)} or more."
         )
     step = added if between is not None else None
-    return draft(largest_fitting(tokens, shortest.length, least=least, most=most, added=step))
+    units = largest_fitting(tokens, shortest.length, least=least, most=most, added=step)
+    if units == most and (reached := tokens(units)) < _FULL * shortest.length:
+        raise TaskError(
+            f"{shortest.task} has text for {reached} tokens at most in split {shortest.split}, but the length is "
+            f"{shortest.length}; ask for {reached // 64 * 64} or less, or give more data."
+        )
+    return draft(units)
 
 
 def largest_fitting(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from cachecraft.errors import UnknownNameError
+from cachecraft.errors import TaskError, UnknownNameError
 from cachecraft.tasks.ruler import ruler_tasks
 from cachecraft.tasks.sources import Sources
 from cachecraft.tasks.task import Task
@@ -14,35 +15,62 @@ FAMILIES: Mapping[str, Callable[[Sources], tuple[Task, ...]]] = MappingProxyType
 """Each family's tasks, made from the user's sources; a new family is one more line here."""
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What names stand for.
+
+    Attributes:
+        tasks: The tasks that can be made, each once, in the order asked for.
+        skipped: Tasks of a family that cannot, by name, with what each needs.
+    """
+
+    tasks: tuple[Task, ...]
+    skipped: Mapping[str, str]
+
+
 def task_names() -> tuple[str, ...]:
     """Every single task, in order of family."""
     return tuple(_all(Sources()))
 
 
-def load_tasks(names: Sequence[str], *, sources: Sources | None = None) -> list[Task]:
-    """Make tasks by name.
+def choose_tasks(names: Sequence[str], *, sources: Sources | None = None) -> Choice:
+    """Make tasks by name; of a family, those whose material is there.
 
     Args:
         names: Tasks (``"ruler:vt"``) and families (``"ruler"``, meaning all of it).
-        sources: Files that the user named; none of them are read yet.
-
-    Returns:
-        The tasks in the order asked for, each once.
+        sources: What the user named; read only as far as it takes to say which tasks have their material.
 
     Raises:
         UnknownNameError: There is no task or family of that name.
+        TaskError: A task that was named itself lacks its material, or none is left, or a file is not as it should be.
     """
     known = _all(sources or Sources())
     chosen: dict[str, Task] = {}
+    skipped: dict[str, str] = {}
     for name in names:
         if name in FAMILIES:
+            # An update of a key keeps its first place, so nothing moves when a family follows one of its tasks.
             chosen.update((each, task) for each, task in known.items() if each.startswith(f"{name}:"))
         elif name in known:
             chosen[name] = known[name]
         else:
             raise UnknownNameError("task", name, [*FAMILIES, *known])
-    # An update of a key keeps its first place, so nothing moves when a family follows one of its tasks.
-    return list(chosen.values())
+    for name, task in list(chosen.items()):
+        if missing := task.missing:
+            if name in names:
+                raise TaskError(f"{name} cannot be made: it {missing}.")
+            skipped[name] = missing
+            del chosen[name]
+    if skipped and not chosen:
+        raise TaskError(
+            f"None of {', '.join(names)} can be made: {next(iter(skipped))} {next(iter(skipped.values()))}."
+        )
+    return Choice(tuple(chosen.values()), MappingProxyType(skipped))
+
+
+def load_tasks(names: Sequence[str], *, sources: Sources | None = None) -> list[Task]:
+    """The tasks of `choose_tasks`, with the same arguments and errors."""
+    return list(choose_tasks(names, sources=sources).tasks)
 
 
 def _all(sources: Sources) -> dict[str, Task]:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from cachecraft.tasks.haystack import Essay, read_essay
+from cachecraft.tasks.question_files import HUB, Form, read_hub, read_question_files
+from cachecraft.tasks.questions import Block, QuestionSet, cut_by_split
 from cachecraft.tasks.words import WordPool, read_words
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Files that a user may name for tasks; every field has a default that needs no file and no network.
+    """What a user may say about the tasks' material; every field has a default that needs no file and no network.
 
     Attributes:
         essays: UTF-8 text files for essay haystacks; none for the prose that comes with Python.
+        data: Files of questions about documents, folders that hold some, or ``"hub"`` for the Hugging Face hub.
+        ruler_compat: Seed RULER's tasks as the original does, with the same order of parts in every item.
     """
 
     essays: tuple[Path, ...] = ()
+    data: tuple[str, ...] = ()
+    ruler_compat: bool = False
 
     @cached_property
     def essay(self) -> Essay:
@@ -31,5 +38,40 @@ class Sources:
 
     @cached_property
     def words(self) -> WordPool:
-        """Words for keys, cut by split."""
+        """Words for keys and lists, cut by split."""
         return read_words()
+
+    @cached_property
+    def squad(self) -> QuestionSet | None:
+        """Questions about articles' paragraphs, cut by split; None if the user named none.
+
+        Raises:
+            TaskError: The data cannot be read or has another form.
+        """
+        return self._questions("squad")
+
+    @cached_property
+    def hotpot(self) -> QuestionSet | None:
+        """Questions about several paragraphs each, cut by split; None if the user named none.
+
+        Raises:
+            TaskError: The data cannot be read or has another form.
+        """
+        return self._questions("hotpot")
+
+    def offers(self, form: Form) -> bool:
+        """Whether there are questions of a form, as far as can be said without the network.
+
+        Raises:
+            TaskError: A file cannot be read or has another form.
+        """
+        return form in self._files or HUB in self.data
+
+    def _questions(self, form: Form) -> QuestionSet | None:
+        if not self.offers(form):
+            return None
+        return cut_by_split(self._files[form] if form in self._files else read_hub(form))
+
+    @cached_property
+    def _files(self) -> Mapping[Form, tuple[Block, ...]]:
+        return read_question_files(self.data)

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from cachecraft.chat import Tokenizer
@@ -24,8 +25,10 @@ SPLITS = ("search", "validation", "test")
 class Segment:
     """A named span of an item's context, in characters: ``context[start:end]``.
 
-    RULER uses ``needle`` (a sentence that answers the question), ``distractor`` (one that does not),
-    ``answer`` (a reference inside its needle) and ``example`` (the worked example).
+    RULER uses ``instruction`` (what is to be done with the text), ``example`` (the worked example), ``needle`` (a
+    sentence or document that the answer rests on), ``distractor`` (a sentence or document like it that it does not
+    rest on) and ``answer`` (a reference where it stands, inside its needle if there are needles). What none of them
+    covers is haystack.
     """
 
     name: str
@@ -73,7 +76,7 @@ class Item:
     chat: bool = True
     alternatives: bool = False
 
-    @property
+    @cached_property
     def id(self) -> str:
         """SHA-256 (hex) of every field, the texts included: two items with one id are the same item."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
@@ -111,8 +114,12 @@ class Task(Protocol):
     def max_new_tokens(self) -> int:
         """Limit of the generated answer, in tokens."""
 
+    @property
+    def missing(self) -> str:
+        """What the task needs and was not given, and how to give it, as half a sentence; "" if it needs nothing."""
+
     def size(self, split: str) -> int | None:
-        """How many items a split has; None if items are made on demand, without end."""
+        """The most items that a split can have; None if items are made on demand, without end."""
 
     def item(self, index: int, *, split: str, length: int, seed: int, tokenizer: Tokenizer) -> Item:
         """Make one item.
@@ -125,7 +132,8 @@ class Task(Protocol):
             tokenizer: The model's tokenizer; it decides how much text fits.
 
         Raises:
-            TaskError: The length is too short for the task, or its material cannot be read.
+            TaskError: The length is too short for the task, the split has no such item, or the task's material
+                is missing or cannot be read.
             UnknownNameError: There is no such split.
         """
 

@@ -1,7 +1,7 @@
-"""Keys and values of RULER's needles, drawn so that two splits never share a key.
+"""Keys, values and words of RULER's tasks, drawn so that two splits never share a key or an answer.
 
-A key belongs to the split that its hash says: a noun, a uuid or a variable name is drawn until its SHA-256
-modulo 3 is the split's number. That holds for any number of items, without a list of what was used.
+A key belongs to the split that its hash says: a noun, a uuid, a variable name or a coded word is drawn until its
+SHA-256 modulo 3 is the split's number. That holds for any number of items, without a list of what was used.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import string
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -18,15 +18,17 @@ from cachecraft.tasks.task import SPLITS
 
 @dataclass(frozen=True)
 class WordPool:
-    """Words for adjective-noun keys.
+    """Words for adjective-noun keys and for numbered lists.
 
     Attributes:
         adjectives: All adjectives, sorted.
         nouns: For each split, in the order of `SPLITS`, its nouns, sorted.
+        listed: For each split its nouns, adjectives and verbs, sorted; no two differ only in capitals.
     """
 
     adjectives: tuple[str, ...]
     nouns: tuple[tuple[str, ...], ...]
+    listed: tuple[tuple[str, ...], ...]
 
 
 def read_words() -> WordPool:
@@ -38,6 +40,7 @@ def read_words() -> WordPool:
         enhanced_prefixes=False,
         noun=Defaults.NOUNS,
         adjective=Defaults.ADJECTIVES,
+        verb=Defaults.VERBS,
         profanity=Defaults.PROFANITIES,
     )
     # Only ASCII words: the package reads its files in the machine's own encoding, so that any other letter
@@ -46,8 +49,17 @@ def read_words() -> WordPool:
     adjectives = lists.filter(include_categories=["adjective"], regex=r"[A-Za-z'-]+")
     # No hyphen in a noun: the noun of a key is what follows its last hyphen, so a key has only one split.
     nouns = [noun for noun in lists.filter(include_categories=["noun"], regex=r"[A-Za-z']+") if noun not in barred]
-    by_split = (tuple(noun for noun in nouns if split_of(noun) == number) for number in range(len(SPLITS)))
-    return WordPool(tuple(word for word in adjectives if word not in barred), tuple(by_split))
+    everything = lists.filter(include_categories=["noun", "adjective", "verb"], regex=r"[A-Za-z'-]+")
+    listed = {word.lower(): word for word in sorted(everything) if word not in barred}
+    return WordPool(
+        tuple(word for word in adjectives if word not in barred),
+        _by_split(nouns),
+        _by_split(sorted(listed.values())),
+    )
+
+
+def _by_split(words: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(word for word in words if split_of(word) == number) for number in range(len(SPLITS)))
 
 
 def split_of(text: str) -> int:
@@ -68,6 +80,11 @@ def uuid_key(rng: Random, split: int) -> str:
 def name_key(rng: Random, split: int, letters: int) -> str:
     """Draw a variable name of capital letters that belongs to the split."""
     return _drawn_for(split, lambda: "".join(rng.choices(string.ascii_uppercase, k=letters)))
+
+
+def coded_word(rng: Random, split: int, letters: int) -> str:
+    """Draw a word of small letters that belongs to the split."""
+    return _drawn_for(split, lambda: "".join(rng.choices(string.ascii_lowercase, k=letters)))
 
 
 def uuid_value(rng: Random) -> str:

@@ -2,7 +2,7 @@
 
 Sentences that give a key its value are hidden in noise lines, in an essay, or among sentences of their own
 kind; the question names one or several keys. Unlike the original, each item draws its own places, order and
-essay offset.
+essay offset, unless `Sources.ruler_compat` asks for the original's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 from cachecraft.chat import Tokenizer
 from cachecraft.tasks.fitting import fit_item
 from cachecraft.tasks.haystack import NOISE_LINE, weave
-from cachecraft.tasks.metrics import string_match_all
+from cachecraft.tasks.ruler.made_up import MadeUpTask
 from cachecraft.tasks.sources import Sources
 from cachecraft.tasks.task import Item, Segment, check_request, item_seed, split_number
 from cachecraft.tasks.words import distinct, number_value, uuid_key, uuid_value, word_key
@@ -104,7 +104,7 @@ class Haystack:
 
 
 @dataclass(frozen=True)
-class NiahTask:
+class NiahTask(MadeUpTask):
     """One of the eight tasks; see the table in `niah_tasks`.
 
     Attributes:
@@ -115,7 +115,7 @@ class NiahTask:
         keys: How many keys the inserted needles have.
         values: How many values each key has.
         queries: How many keys are asked for.
-        sources: Where the essay comes from.
+        sources: Where the essay comes from, and whether all items share one order and one start of the essay.
         max_new_tokens: Limit of the generated answer.
     """
 
@@ -129,24 +129,18 @@ class NiahTask:
     sources: Sources = field(default_factory=Sources)
     max_new_tokens: int = 128
 
-    def size(self, split: str) -> int | None:
-        """There is no end of items."""
-        split_number(split)
-        return None
-
     def item(self, index: int, *, split: str, length: int, seed: int, tokenizer: Tokenizer) -> Item:
         """Make one item; see `Task.item`."""
         check_request(index, split, length)
         rng = Random(item_seed(seed, split, self.name, length, index))
         number = split_number(split)
-        needles, queries = self._needles(rng, number)
+        needles, queries = self._needles(rng, number, seed)
         haystack = self._haystack(rng, number, needles)
         texts = wording(self.values_are, queries, self.queries * self.values)
         source = self.sources.essay.sha256 if self.haystack == "essay" else ""
 
         def draft(units: int) -> Item:
             text, placed = haystack.lay(units)
-            segments = _segments(placed, len(texts.opening))
             return Item(
                 task=self.name,
                 index=index,
@@ -158,15 +152,11 @@ class NiahTask:
                 answer_prefix=texts.answer_prefix,
                 references=tuple(needle.value for needle, _ in placed if needle.asked),
                 max_new_tokens=self.max_new_tokens,
-                segments=segments,
+                segments=_segments(placed, texts.opening),
                 source=source,
             )
 
         return fit_item(draft, tokenizer, between=haystack.between)
-
-    def score(self, answer: str, item: Item) -> float:
-        """Share of the values that the answer names."""
-        return string_match_all(answer, item.references)
 
     def _key(self, rng: Random, split: int) -> str:
         return word_key(rng, split, self.sources.words) if self.keys_are == "words" else uuid_key(rng, split)
@@ -174,20 +164,20 @@ class NiahTask:
     def _value(self, rng: Random) -> str:
         return number_value(rng, 7) if self.values_are == "numbers" else uuid_value(rng)
 
-    def _needles(self, rng: Random, split: int) -> tuple[list[Needle], list[str]]:
+    def _needles(self, rng: Random, split: int, seed: int) -> tuple[list[Needle], list[str]]:
         keys = distinct(lambda: self._key(rng, split), self.keys)
         values = distinct(lambda: self._value(rng), self.keys * self.values)
         queries = rng.sample(keys, self.queries)
         owners = [key for key in keys for _ in range(self.values)]
         needles = [Needle(self.values_are, k, v, k in queries) for k, v in zip(owners, values, strict=True)]
-        rng.shuffle(needles)
+        (Random(seed) if self.sources.ruler_compat else rng).shuffle(needles)
         return needles, queries
 
     def _haystack(self, rng: Random, split: int, needles: list[Needle]) -> Haystack:
         """Settle everything that does not depend on the number of units."""
         if self.haystack == "essay":
             region = self.sources.essay.regions[split]
-            offset = rng.choice(region.starts())
+            offset = 0 if self.sources.ruler_compat else rng.choice(region.starts())
             depths = sorted(rng.sample(range(_DEPTHS), len(needles)))
 
             def essay(units: int) -> tuple[str, list[Placed]]:
@@ -243,10 +233,10 @@ def _laid(units: list[str], places: list[int], needles: list[Needle], glue: str)
     return text, list(zip(needles, spans, strict=True))
 
 
-def _segments(placed: list[Placed], offset: int) -> tuple[Segment, ...]:
-    segments: list[Segment] = []
+def _segments(placed: list[Placed], opening: str) -> tuple[Segment, ...]:
+    segments = [Segment("instruction", 0, len(opening.rstrip()))]
     for needle, (start, end) in placed:
-        start, end = start + offset, end + offset
+        start, end = start + len(opening), end + len(opening)
         segments.append(Segment("needle" if needle.asked else "distractor", start, end))
         if needle.asked:
             # The sentence ends with the value and a full stop.

@@ -12,7 +12,7 @@ from random import Random
 from cachecraft.chat import Tokenizer, token_ids
 from cachecraft.tasks.fitting import fit_item, largest_fitting
 from cachecraft.tasks.haystack import NOISE_LINE, weave
-from cachecraft.tasks.metrics import string_match_all
+from cachecraft.tasks.ruler.made_up import MadeUpTask
 from cachecraft.tasks.task import Item, Segment, check_request, item_seed, split_number
 from cachecraft.tasks.words import distinct, name_key, number_value
 
@@ -64,7 +64,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class VariableTracking:
+class VariableTracking(MadeUpTask):
     """One chain in noise.
 
     Attributes:
@@ -76,11 +76,6 @@ class VariableTracking:
     name: str = "ruler:vt"
     hops: int = 4
     max_new_tokens: int = 30
-
-    def size(self, split: str) -> int | None:
-        """There is no end of items."""
-        split_number(split)
-        return None
 
     def item(self, index: int, *, split: str, length: int, seed: int, tokenizer: Tokenizer) -> Item:
         """Make one item; see `Task.item`.
@@ -112,10 +107,6 @@ class VariableTracking:
 
         return fit_item(draft, tokenizer)
 
-    def score(self, answer: str, item: Item) -> float:
-        """Share of the variables that the answer names."""
-        return string_match_all(answer, item.references)
-
     def _chains(self, rng: Random, split: int) -> tuple[Chain, Chain]:
         """The item's chain and the example's, which share neither value nor names."""
         values = distinct(lambda: number_value(rng, 5), 2)
@@ -139,7 +130,10 @@ def _fitted_example(chain: Chain, limit: int, tokenizer: Tokenizer) -> str:
 
 
 def _segments(example: str, chain: Chain, spans: list[tuple[int, int]]) -> tuple[Segment, ...]:
-    segments = [Segment("example", 0, len(example))]
+    segments = [
+        Segment("example", 0, len(example)),
+        Segment("instruction", len(example), len(example) + len(_OPENING.rstrip())),
+    ]
     for name, (start, end) in zip(chain.names, spans, strict=True):
         start, end = start + len(example), end + len(example)
         name_start = start + len("VAR ")
