@@ -154,14 +154,16 @@ def policies() -> None:
     with one_sentence():
         from rich.table import Table
 
-        from cachecraft.policy.contract import builtin_policies, load_policy
+        from cachecraft.policy.contract import builtin_policies, builtin_source, builtin_wrappers
+        from cachecraft.policy.source import cost_class
 
         listing = Table(box=None, pad_edge=False, header_style="bold")
         for column in ("name", "cost", "paper", "looks at"):
             listing.add_column(column, no_wrap=column != "looks at")
-        for name in builtin_policies():
-            policy = load_policy(name)
-            listing.add_row(name, policy.cost, policy.paper or "—", ", ".join(policy.needs))
+        for name in (*builtin_policies(), *builtin_wrappers()):
+            source = builtin_source(name)
+            shown = f"{name}(POLICY)" if source.wraps else name
+            listing.add_row(shown, cost_class(source.needs), source.paper or "—", ", ".join(source.needs))
         out.print(listing)
         out.print("\ncost: of scoring T entries; w is a window. `cachecraft check FILE.py` tests a policy of your own.")
 

@@ -51,6 +51,60 @@ def test_attention_sums_are_those_of_the_whole_matrix(tokens: int, known: bool) 
         assert torch.allclose(f.local_attention_received(span).double(), expected, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("tokens", [1, 40, 300])
+def test_some_rows_of_attention_are_those_of_the_whole_matrix(tokens: int) -> None:
+    layer = synthetic_layer(tokens, group=3)
+    a = causal_logits(layer).softmax(-1).view(2, 3, tokens, tokens)
+    f = layer.view()
+    for first, last in ((0, 1), (tokens // 2, tokens), (0, tokens), (tokens // 3, tokens // 3 + 1)):
+        found = f.attention_rows(first, last)
+        assert torch.allclose(found.double(), a[:, :, first:last, :last], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 2), (3, 3), (4, 2), (0, 11)])
+def test_rows_that_are_not_there_are_refused(first: int, last: int) -> None:
+    with pytest.raises(FeatureError, match="context of 10"):
+        synthetic_layer(10).view().attention_rows(first, last)
+
+
+@pytest.mark.parametrize(("size", "first", "last"), [(16, 0, 0), (7, 3, 2), (500, 0, 0), (1, 0, 0)])
+def test_attention_inside_chunks_is_unmasked_unscaled_and_aligned(size: int, first: int, last: int) -> None:
+    layer = synthetic_layer(50, group=3)
+    found = layer.view().chunk_attention(size, first, last)
+    keys, queries = (layer.given(name).double()[:, first : 50 - last] for name in ("keys", "queries"))
+    for head in range(6):
+        for start in range(0, keys.shape[1], size):
+            part = slice(start, start + size)
+            weights = (queries[head, part] @ keys[head // 3, part].T).softmax(-1)
+            assert torch.allclose(found[head // 3, head % 3, part].double(), weights.sum(0), atol=1e-4)
+
+
+def test_projected_values_are_the_sums_of_what_each_head_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = synthetic_layer(20, group=3)
+    values, matrices = layer.given("values"), layer.given("output_projection")
+    expected = torch.stack([(values[h // 3] @ matrices[h]).abs().sum(-1) for h in range(6)]).view(2, 3, 20)
+    assert torch.allclose(layer.view().projected_values(), expected, rtol=1e-5)
+    monkeypatch.setattr("cachecraft.policy.features._PROJECTED_FLOATS", 30)
+    assert torch.allclose(synthetic_layer(20, group=3).view().projected_values(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("width", [16, 8])
+def test_the_mean_rotation_is_the_mean_of_rotations(width: int) -> None:
+    angles = torch.arange(600.0)[:, None] * (10.0 ** -torch.arange(width // 2)).repeat(2)
+    table = RotaryTable(angles.cos() * 1.1, angles.sin() * 1.1)
+    x = torch.randn(30, 16, generator=torch.Generator().manual_seed(2))
+    layer = LayerFeatures(x[None], x[None], x[None], layer=0, layers=1, rotary=table)
+    positions = torch.arange(30, 30 + 512)
+    expected = torch.stack([table.rotate(x, position) for position in positions]).mean(0)
+    assert torch.allclose(x @ layer.view().mean_rotation(512).T, expected, atol=1e-4)
+    with pytest.raises(FeatureError, match="outside the rotary table"):
+        layer.view().mean_rotation(600)
+
+
+def test_the_factor_of_the_logits_is_offered() -> None:
+    assert bare().view().scaling == pytest.approx(1 / math.sqrt(8))
+
+
 def test_extreme_logits_stay_finite_and_exact() -> None:
     draw = torch.Generator().manual_seed(0)
     q, k = (torch.randn(2, 200, 8, generator=draw) * 40 for _ in range(2))

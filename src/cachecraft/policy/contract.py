@@ -110,7 +110,22 @@ class Policy:
 
 
 def builtin_policies() -> tuple[str, ...]:
-    """Names of the policies that come with CacheCraft, in alphabetical order."""
+    """Names of the policies that come with CacheCraft and need no other, in alphabetical order."""
+    return tuple(name for name in _builtin_names() if not builtin_source(name).wraps)
+
+
+def builtin_wrappers() -> tuple[str, ...]:
+    """Names of the policies that come with CacheCraft and wrap another: ``criticalkv(snapkv)``."""
+    return tuple(name for name in _builtin_names() if builtin_source(name).wraps)
+
+
+def builtin_source(name: str) -> PolicySource:
+    """What the text of a policy that comes with CacheCraft says about it; the program is not run."""
+    path = _BUILTIN_FOLDER / f"{name}.py"
+    return read_source(path.read_text(encoding="utf-8"), str(path))
+
+
+def _builtin_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _BUILTIN_FOLDER.glob("*.py") if not path.stem.startswith("_")))
 
 
@@ -179,7 +194,7 @@ def policy_from_source(
     read = read_source(source, origin)
     values = {key: (parameters or {}).get(key, default) for key, default in read.parameters.items()}
     chosen = parse_selector(selector) if selector is not None else None
-    shown = [f"{key}={value}" for key, value in values.items() if value != read.parameters[key]]
+    shown = [f"{key}={_written(value)}" for key, value in values.items() if value != read.parameters[key]]
     identity = json.dumps([source, sorted(values.items()), base.id if base else None, str(chosen)])
     return Policy(
         name=name + (f"({base.name})" if base else "") + (":" + ",".join(shown) if shown else ""),
@@ -200,7 +215,7 @@ def _locate(head: str) -> tuple[str, str]:
     """The policy's short name and its file."""
     if head.endswith(".py"):
         return Path(head).stem, str(Path(head).expanduser())
-    builtin = builtin_policies()
+    builtin = _builtin_names()
     if head in builtin:
         return head, str(_BUILTIN_FOLDER / f"{head}.py")
     installed = {entry.name: entry.value for entry in importlib.metadata.entry_points(group=_ENTRY_POINTS)}
@@ -229,6 +244,11 @@ def _load_base(name: str, read: PolicySource, spec: str | None) -> Policy | None
 
 
 _BOOLEANS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
+
+
+def _written(value: ParameterValue) -> str:
+    """A value as a specification writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _parse_parameters(name: str, read: PolicySource, text: str | None) -> dict[str, ParameterValue]:

@@ -26,7 +26,7 @@ from cachecraft.policy.invariants import (
     check_unchanged,
 )
 from cachecraft.policy.protection import clip_protection
-from cachecraft.policy.selectors import token_ranks
+from cachecraft.policy.selectors import Selector
 
 T = TypeVar("T")
 
@@ -178,10 +178,8 @@ def _select(
         # A copy each way: the policy may write into its scores or hand out the same mask again.
         mask = _call(policy, layer, "select_tokens_to_keep", lambda: policy.select(scores.clone(), keep.clone(), view))
         mask = mask.clone() if isinstance(mask, Tensor) else mask
-    elif policy.selector is not None:
-        mask = policy.selector(scores, keep, protected)
     else:
-        mask = token_ranks(scores, protected) < keep[:, None]
+        mask = (policy.selector or Selector("tokens"))(scores, keep, protected)
     check_selection(mask, keep, view, policy.name, protected)
     forced = False
     if protected is not None:
@@ -206,7 +204,7 @@ def decide(policy: Policy, layer: LayerFeatures, keeps: Sequence[Tensor]) -> lis
         InvariantError: The policy broke the contract; the subclass says how.
     """
     decisions: list[Decision] = []
-    by_token = not policy.custom_selector and (policy.selector is None or policy.selector.name == "tokens")
+    selector = policy.selector or Selector("tokens")
     scored: Scored | None = None
     shared: tuple[int, int, Tensor | None, Tensor | None] | None = None  # first, last, protected, ranks
     for given in keeps:
@@ -223,7 +221,7 @@ def decide(policy: Policy, layer: LayerFeatures, keeps: Sequence[Tensor]) -> lis
                 protected, ranks = shared[2:]
             else:
                 protected = _clip(first, last, keep, layer)
-                ranks = token_ranks(scored.scores, protected) if by_token else None
+                ranks = None if policy.custom_selector else selector.ranks(scored.scores, protected)
                 shared = (first, last, protected, ranks) if roomy else shared
             decisions.append(_select(policy, scored, keep, counts, protected, ranks, layer))
     check_unchanged(layer.changed(), layer.layer, policy.name)

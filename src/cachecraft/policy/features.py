@@ -14,11 +14,18 @@ import torch
 from torch import Tensor
 
 from cachecraft.errors import FeatureError
-from cachecraft.policy.attention import local_received_attention, received_attention, window_attention
+from cachecraft.policy.attention import (
+    attention_rows,
+    chunk_attention,
+    local_received_attention,
+    received_attention,
+)
 from cachecraft.policy.rotary import RotaryTable
 from cachecraft.policy.view import Features
 
 __all__ = ["Features", "LayerFeatures", "RotaryTable"]
+
+_PROJECTED_FLOATS = 1 << 18  # of one block of projected values: small enough to stay near a core
 
 
 def _checksum(tensor: Tensor) -> int:
@@ -188,15 +195,52 @@ class LayerFeatures:
         table = self.rotary
         return self.cached(f"{name}_unrotated", lambda: table.unrotate(self.given(name), self.positions()).contiguous())
 
+    def mean_rotation(self, count: int) -> Tensor:
+        """(D, D): see :meth:`Features.mean_rotation`."""
+        table = self.rotary
+        following = int(self.positions()[-1]) + 1 + torch.arange(count, device=self.device)
+        return self.cached(f"mean_rotation({count})", lambda: table.mean_matrix(following, self.head_dim))
+
     def window_attention(self, window: int) -> Tensor:
         """(G, H/G, min(w, T), T): see :meth:`Features.window_attention`."""
         window = min(window, self.tokens)
         return self.cached(
             f"window_attention({window})",
-            lambda: window_attention(
-                self.given("queries")[:, self.tokens - window :], self.in_float32("keys"), self.scaling
-            ),
+            lambda: self.attention_rows(self.tokens - window, self.tokens),
         )
+
+    def attention_rows(self, first: int, last: int) -> Tensor:
+        """(G, H/G, last - first, last), not kept: see :meth:`Features.attention_rows`."""
+        if not 0 <= first < last <= self.tokens:
+            raise FeatureError(
+                f"The queries {first} to {last} (excluded) are none of a context of {self.tokens}; ask for at least "
+                "one, from 0 on."
+            )
+        return attention_rows(self.given("queries")[:, first:last], self.in_float32("keys")[:, :last], self.scaling)
+
+    def chunk_attention(self, size: int, first: int, last: int) -> Tensor:
+        """(G, H/G, T - first - last): see :meth:`Features.chunk_attention`."""
+        inside = slice(first, max(first, self.tokens - last))
+        return self.cached(
+            f"chunk_attention({size}, {first}, {last})",
+            lambda: chunk_attention(self.given("queries")[:, inside], self.in_float32("keys")[:, inside], size),
+        )
+
+    def projected_values(self) -> Tensor:
+        """(G, H/G, T): see :meth:`Features.projected_values`."""
+        return self.cached("projected_values", self._project)
+
+    def _project(self) -> Tensor:
+        """Each value through each output matrix of its group, a block of entries at a time."""
+        values, matrices = self.in_float32("values"), self.in_float32("output_projection")
+        group = self.heads // self.kv_heads
+        norms = torch.empty(self.heads, self.tokens, device=self.device)
+        rows = max(1, _PROJECTED_FLOATS // matrices.shape[-1])
+        for head in range(self.heads):
+            for block in range(0, self.tokens, rows):
+                part = slice(block, block + rows)
+                norms[head, part] = (values[head // group, part] @ matrices[head]).abs().sum(dim=-1)
+        return norms.view(self.kv_heads, group, self.tokens)
 
     def _receive(self) -> None:
         """One pass over the lower triangle: the received mass and, if not known, the normalisers."""

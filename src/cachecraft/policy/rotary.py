@@ -70,3 +70,23 @@ class RotaryTable:
         part = x[..., :width]
         plain = (part * cos - _turned(part) * sin) / (cos.square() + sin.square())
         return plain if width == x.shape[-1] else torch.cat((plain, x[..., width:]), dim=-1)
+
+    def mean_matrix(self, positions: Tensor, width: int) -> Tensor:
+        """The mean of the rotations to some positions, as the matrix that is multiplied from the left.
+
+        Args:
+            positions: (N,) integers.
+            width: D, of the vectors that are rotated.
+
+        Returns:
+            (D, D) float32 ``M``: ``M @ x`` is the mean over the positions of ``rotate(x, position)``.
+
+        Raises:
+            FeatureError: A position lies outside the table.
+        """
+        cos, sin = (part.mean(dim=0) for part in self._at(positions))
+        rotated = cos.shape[-1]
+        basis = torch.eye(width, device=cos.device)  # rows are the unit vectors
+        part = basis[:, :rotated]
+        turned = torch.cat((part * cos + _turned(part) * sin, basis[:, rotated:]), dim=-1)
+        return turned.t().contiguous()

@@ -1,9 +1,9 @@
 """Which entries stay, given scores and a budget: by tokens, by chunks that all heads share, or by pages.
 
-Pure functions of scores (G, T), keep (G,) int64 and protected (G, T) bool. Each returns a bool mask (G, T)
-whose row sums are exactly ``keep``; protected entries always stay, because they are ordered before all others
-and not because their scores are high; ties go to the more recent entry. Scores must be finite
-(``invariants.check_scores``).
+Pure functions of scores (G, T), keep (G,) int64 and protected (G, T) bool. A selector is an order: it ranks the
+entries, and those with ``ranks < keep`` stay, so that one ranking serves every budget and row sums are exactly
+``keep``. Protected entries always stay, because they are ordered before all others and not because their scores are
+high; ties go to the more recent entry. Scores must be finite (``invariants.check_scores``).
 """
 
 from __future__ import annotations
@@ -34,9 +34,13 @@ def token_order(scores: Tensor, protected: Tensor | None) -> Tensor:
 
 def keep_first(order: Tensor, keep: Tensor) -> Tensor:
     """Mask (G, T) of the first ``keep`` (G,) entries of an order; one order serves every budget."""
+    return _places(order) < keep.to(order.device)[:, None]
+
+
+def _places(order: Tensor) -> Tensor:
+    """The place (G, T) of each entry in an order."""
     places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
-    ranks = torch.empty_like(order).scatter_(-1, order, places)
-    return ranks < keep.to(order.device)[:, None]
+    return torch.empty_like(order).scatter_(-1, order, places)
 
 
 def token_ranks(scores: Tensor, protected: Tensor | None) -> Tensor:
@@ -51,22 +55,14 @@ def tokens(scores: Tensor, keep: Tensor, protected: Tensor | None = None) -> Ten
     return token_ranks(scores, protected) < keep.to(scores.device)[:, None]
 
 
-def chunks(
-    scores: Tensor,
-    keep: Tensor,
-    protected: Tensor | None = None,
-    *,
-    size: int = 20,
-    per_head: bool = False,
-) -> Tensor:
-    """The best runs of neighbouring entries (ChunkKV, arXiv 2502.00299).
+def chunk_ranks(scores: Tensor, protected: Tensor | None, *, size: int = 20, per_head: bool = False) -> Tensor:
+    """Place (G, T) of each entry where the best runs of neighbouring entries come first (ChunkKV, arXiv 2502.00299).
 
-    A chunk's worth is the mean over its own entries; the last chunk is cut to the exact budget by token
-    score.
+    A chunk's worth is the mean over its own entries; inside a chunk the better entries come first, so that a budget
+    that ends inside one cuts it by token score (ours: the source keeps whole chunks, however many that makes).
 
     Args:
         scores: (G, T).
-        keep: (G,) int64.
         protected: (G, T) bool.
         size: Entries per chunk; the last chunk may be shorter.
         per_head: Each kv head chooses for itself; otherwise scores are summed over the heads and all choose
@@ -87,7 +83,19 @@ def chunks(
     # Two stable passes: by token score inside, by the chunk's place outside.
     by_token = token_order(scores, None)
     outer = chunk_place.gather(-1, by_token).sort(dim=-1, stable=True).indices
-    return keep_first(by_token.gather(-1, outer), keep)
+    return _places(by_token.gather(-1, outer))
+
+
+def chunks(
+    scores: Tensor,
+    keep: Tensor,
+    protected: Tensor | None = None,
+    *,
+    size: int = 20,
+    per_head: bool = False,
+) -> Tensor:
+    """The best runs of neighbouring entries, the last of them cut to the exact budget; see :func:`chunk_ranks`."""
+    return chunk_ranks(scores, protected, size=size, per_head=per_head) < keep.to(scores.device)[:, None]
 
 
 def pages(scores: Tensor, keep: Tensor, protected: Tensor | None = None, *, size: int = 16) -> Tensor:
@@ -115,9 +123,13 @@ class Selector:
 
     def __call__(self, scores: Tensor, keep: Tensor, protected: Tensor | None = None) -> Tensor:
         """Select: (G, T) scores, (G,) keep, (G, T) protected -> (G, T) bool mask."""
+        return self.ranks(scores, protected) < keep.to(scores.device)[:, None]
+
+    def ranks(self, scores: Tensor, protected: Tensor | None = None) -> Tensor:
+        """Place (G, T) of each entry, from 0: entries with ``ranks < keep`` stay, whatever the budget."""
         if self.name == "tokens" or self.size is None:
-            return tokens(scores, keep, protected)
-        return chunks(scores, keep, protected, size=self.size, per_head=self.name == "pages")
+            return token_ranks(scores, protected)
+        return chunk_ranks(scores, protected, size=self.size, per_head=self.name == "pages")
 
 
 def parse_selector(text: str) -> Selector:

@@ -22,6 +22,7 @@ CONTRACT = {
 _PAPER = re.compile(r"arXiv[:\s]*(\d{4}\.\d{4,5})", re.IGNORECASE)
 FEATURES = frozenset(name for name in vars(Features) if not name.startswith("_")) - {"read_keep"}
 METHODS = frozenset(name for name in FEATURES if not isinstance(getattr(Features, name), property))
+_WINDOWED = frozenset({"window_attention", "local_attention_received", "attention_rows", "chunk_attention"})
 
 
 @dataclass(frozen=True)
@@ -151,4 +152,4 @@ def cost_class(needs: Iterable[str]) -> str:
     names = set(needs)
     if "attention_received" in names:
         return "O(T^2)"
-    return "O(wT)" if names & {"window_attention", "local_attention_received"} else "O(T)"
+    return "O(wT)" if names & _WINDOWED else "O(T)"

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from cachecraft.policy.features import LayerFeatures
 
 
-def _at_least_one(name: str, value: int) -> int:
+def at_least_one(name: str, value: int) -> int:
+    """The value; FeatureError if it is below 1. For sizes, such as a policy's window."""
     if value < 1:
         raise FeatureError(f"A {name} of {value} means nothing; give at least 1.")
     return int(value)
@@ -75,6 +76,11 @@ class Features:
     def layers(self) -> int:
         """Number of layers of the model."""
         return self._layer.layers
+
+    @property
+    def scaling(self) -> float:
+        """Factor of the attention logits, D ** -0.5 in most models."""
+        return self._layer.scaling
 
     @property
     def seed(self) -> int:
@@ -155,9 +161,33 @@ class Features:
         """Rotate (..., D) vectors to positions that broadcast to their other dimensions, up to T + 512."""
         return self._layer.rotary.rotate(x, positions)
 
+    def mean_rotation(self, count: int) -> Tensor:
+        """Mean of the rotations to the ``count`` positions that follow the context, up to 512, (D, D)."""
+        return self._layer.mean_rotation(at_least_one("count", count))
+
     def window_attention(self, w: int) -> Tensor:
         """Causal softmax of the last ``w`` queries over all entries, (G, H/G, min(w, T), T)."""
-        return self._layer.window_attention(_at_least_one("window", w))
+        return self._layer.window_attention(at_least_one("window", w))
+
+    def attention_rows(self, first: int, last: int) -> Tensor:
+        """Causal softmax of the queries first … last - 1 over the entries 0 … last - 1, (G, H/G, last - first, last).
+
+        Computed anew each time and not kept: go through a long window some rows at a time.
+        """
+        return self._layer.attention_rows(first, last)
+
+    def chunk_attention(self, size: int, first: int = 0, last: int = 0) -> Tensor:
+        """Attention inside aligned chunks of ``size``, in both directions, (G, H/G, T - first - last).
+
+        For each entry the sum over the queries of its chunk of the softmax of the unscaled products; the first
+        chunk begins at entry ``first`` and the last ``last`` entries are left out.
+        """
+        skipped = (max(0, int(first)), max(0, int(last)))
+        return self._layer.chunk_attention(at_least_one("chunk", size), *skipped)
+
+    def projected_values(self) -> Tensor:
+        """L1 norm of each value times the output matrix of each query head of its group, (G, H/G, T)."""
+        return self._layer.projected_values()
 
     def attention_received(self) -> Tensor:
         """Mean attention of each entry over the queries that see it, sum_i a_ij / (T - j), (G, H/G, T)."""
@@ -165,7 +195,7 @@ class Features:
 
     def local_attention_received(self, span: int) -> Tensor:
         """Mean of a_ij over the queries j <= i < min(j + span, T), (G, H/G, T)."""
-        return self._layer.local_attention_received(_at_least_one("span", span))
+        return self._layer.local_attention_received(at_least_one("span", span))
 
     def generator(self, draw: int = 0) -> torch.Generator:
         """A CPU random generator that depends on the content, the layer and ``draw`` only."""
