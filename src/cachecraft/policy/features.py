@@ -41,6 +41,7 @@ class LayerFeatures:
         output_projection: Tensor | None = None,
         positions: Tensor | None = None,
         scaling: float | None = None,
+        softcap: float | None = None,
         logsumexp: Tensor | None = None,
         special_mask: Tensor | None = None,
         punctuation_mask: Tensor | None = None,
@@ -59,8 +60,9 @@ class LayerFeatures:
             output_projection: (H, D, hidden), the part of the output matrix that each query head feeds.
             positions: (T,) int64 true positions; 0 … T-1 by default.
             scaling: Factor of the attention logits; D ** -0.5 by default.
-            logsumexp: (H, T) float32, log-sum-exp of the scaled causal logits; computed when first needed if
-                absent.
+            softcap: Limit of the scaled logits, for models that soft-cap them.
+            logsumexp: (H, T) float32, log-sum-exp of the scaled, capped causal logits; computed when first
+                needed if absent.
             special_mask: (T,) bool, which tokens are special ones.
             punctuation_mask: (T,) bool, which tokens are punctuation.
             seed: Derived from the content, for random choices.
@@ -85,6 +87,7 @@ class LayerFeatures:
             )
         self.layer, self.layers, self.seed = layer, layers, seed
         self.scaling = self.head_dim**-0.5 if scaling is None else scaling
+        self.softcap = softcap
         self.device = keys.device
         self._rotary = rotary
         self._strict = strict
@@ -190,14 +193,18 @@ class LayerFeatures:
         return self.cached(
             f"window_attention({window})",
             lambda: window_attention(
-                self.given("queries")[:, self.tokens - window :], self.in_float32("keys"), self.scaling
+                self.given("queries")[:, self.tokens - window :], self.in_float32("keys"), self.scaling, self.softcap
             ),
         )
 
     def _receive(self) -> None:
         """One pass over the lower triangle: the received mass and, if not known, the normalisers."""
         sums, norms = received_attention(
-            self.given("queries"), self.in_float32("keys"), self.scaling, self._given.get("logsumexp")
+            self.given("queries"),
+            self.in_float32("keys"),
+            self.scaling,
+            self._given.get("logsumexp"),
+            self.softcap,
         )
         sums /= torch.arange(self.tokens, 0, -1, device=self.device)
         self.cached("attention_received", lambda: sums)
@@ -221,6 +228,6 @@ class LayerFeatures:
         return self.cached(
             f"local_attention_received({span})",
             lambda: local_received_attention(
-                self.given("queries"), self.in_float32("keys"), self.scaling, norms.float(), span
+                self.given("queries"), self.in_float32("keys"), self.scaling, norms.float(), span, self.softcap
             ),
         )

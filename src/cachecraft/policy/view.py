@@ -77,6 +77,16 @@ class Features:
         return self._layer.layers
 
     @property
+    def scaling(self) -> float:
+        """Factor of the attention logits: often, but not for every model, D ** -0.5."""
+        return self._layer.scaling
+
+    @property
+    def softcap(self) -> float | None:
+        """What the model squashes scaled logits with, as softcap * tanh(logits / softcap); None for most models."""
+        return self._layer.softcap
+
+    @property
     def seed(self) -> int:
         """Derived from the content; see :meth:`generator`."""
         return self._layer.seed
