@@ -91,6 +91,7 @@ def _cache(
     groups: Sequence[Sequence[int]],
     room: int,
 ) -> PackedCache:
+    structure.require_packable(trace.tokens + room)
     pairs = [(layer.keys, layer.values) for layer in trace.layers]
     return PackedCache(pairs, selections, groups, heads=structure.heads, room=room)
 
@@ -202,7 +203,7 @@ def answer_ids(
     Returns:
         For each candidate its new token ids, without the stop token.
     """
-    structure.require_room(trace.tokens + len(prompt) + max_new_tokens)
+    structure.require_room(trace.tokens + len(prompt) + max_new_tokens, read=trace.tokens)
     answers: dict[int, list[int]] = {}
     room = len(prompt) + max_new_tokens
     with torch.no_grad():
@@ -242,7 +243,7 @@ def likelihoods(
     limit: int = BATCH_BYTES,
 ) -> list[Likelihood]:
     """Mean log-probability of the target's tokens after the prompt, for every candidate; arguments as `answer_ids`."""
-    structure.require_room(trace.tokens + len(prompt) + len(target))
+    structure.require_room(trace.tokens + len(prompt) + len(target), read=trace.tokens)
     found: dict[int, Likelihood] = {}
     wanted = torch.tensor(list(target), device=structure.model.device)
     with torch.no_grad():
@@ -267,7 +268,7 @@ def fidelities(
     limit: int = BATCH_BYTES,
 ) -> list[Fidelity]:
     """KL from, and token agreement with, the full cache on its own `continuation`; arguments as `answer_ids`."""
-    structure.require_room(trace.tokens + len(prompt) + len(continuation))
+    structure.require_room(trace.tokens + len(prompt) + len(continuation), read=trace.tokens)
     found: dict[int, Fidelity] = {}
     with torch.no_grad():
         ((_, reference),) = _forced(structure, trace, [trace.everything()], prompt, continuation, limit)
