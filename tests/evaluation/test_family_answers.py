@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from cachecraft.errors import ModelError
-from cachecraft.evaluation.answers import answer_ids, likelihoods, queries_of
+from cachecraft.evaluation.answers import answer_ids
 from cachecraft.evaluation.cells import Budget, make_cells
+from cachecraft.evaluation.forced import likelihoods, queries_of
 from cachecraft.evaluation.hindsight import hindsight_orders
 from cachecraft.evaluation.selections import Selections, Subject
 from cachecraft.evaluation.timing import Stopwatch

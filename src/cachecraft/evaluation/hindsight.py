@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from cachecraft.evaluation.traces import Trace
-from cachecraft.policy.attention import soft_capped
 from cachecraft.policy.selectors import token_order
+from cachecraft.policy.softcap import soft_capped
 from cachecraft.runtime.structure import ModelStructure
 
 

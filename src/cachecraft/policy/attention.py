@@ -24,46 +24,29 @@ def _grouped(queries: Tensor, kv_heads: int) -> Tensor:
     return queries.float().reshape(kv_heads, heads // kv_heads * rows, width)
 
 
-def soft_capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """Squash scaled logits, in place, by ``softcap * tanh(logits / softcap)``; without a softcap leave them alone."""
-    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
-
-
 def _future(rows: int, device: torch.device) -> Tensor:
     """(n, n) with minus infinity above the diagonal, to be added to logits."""
     return torch.full((rows, rows), -torch.inf, device=device).triu_(1)
 
 
-def window_attention(queries: Tensor, keys: Tensor, scaling: float, softcap: float | None = None) -> Tensor:
+def window_attention(queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
     """Causal softmax of the last queries over all keys.
 
     Args:
         queries: (H, w, D), the last ``w`` queries.
         keys: (G, T, D) float32.
         scaling: Factor of the logits.
-        softcap: Limit of the scaled logits, for models that soft-cap them.
 
     Returns:
         (G, H/G, w, T) float32, rows summing to 1.
     """
     kv_heads, tokens, _ = keys.shape
     heads, window, _ = queries.shape
-    logits = soft_capped((_grouped(queries, kv_heads) * scaling) @ keys.transpose(1, 2), softcap)
+    logits = (_grouped(queries, kv_heads) * scaling) @ keys.transpose(1, 2)
     logits = logits.view(kv_heads, heads // kv_heads, window, tokens)
     if window > 1:
         logits[..., tokens - window :] += _future(window, keys.device)
     return logits.softmax(dim=-1)
-
-
-def _exponents(
-    query: Tensor, columns: Tensor, scaling: float, normaliser: Tensor, softcap: float | None, out: Tensor | None = None
-) -> Tensor:
-    """Logarithms to base 2 of the weights of (..., n, D) queries and (..., D, m) keys with (..., n, 1) normalisers."""
-    if softcap is not None:
-        logits = torch.matmul(query * scaling, columns, out=out)
-        return soft_capped(logits, softcap).sub_(normaliser).mul_(_LOG2_E)
-    add = torch.addmm if query.dim() == 2 else torch.baddbmm
-    return add(normaliser * _LOG2_E, query * (scaling * _LOG2_E), columns, beta=-1, out=out)
 
 
 def _block_rows(group: int, columns: int) -> int:
@@ -71,7 +54,7 @@ def _block_rows(group: int, columns: int) -> int:
 
 
 def received_attention(
-    queries: Tensor, keys: Tensor, scaling: float, logsumexp: Tensor | None = None, softcap: float | None = None
+    queries: Tensor, keys: Tensor, scaling: float, logsumexp: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention mass that each key receives from all queries that see it.
 
@@ -82,7 +65,6 @@ def received_attention(
         keys: (G, T, D) float32.
         scaling: Factor of the logits.
         logsumexp: (H, T) float32 normalisers of the rows, if known; computed on the way otherwise.
-        softcap: Limit of the scaled logits, for models that soft-cap them.
 
     Returns:
         The column sums, (G, H/G, T) float32, and the normalisers, (H, T) float32.
@@ -104,9 +86,11 @@ def received_attention(
             query = queries[mine, start:end].float().reshape(group * size, -1)
             block = room[: group * size * end].view(group * size, end)
             if logsumexp is None:
-                soft_capped(torch.mm(query * scaling, columns[:, :end], out=block), softcap)
+                torch.mm(query * scaling, columns[:, :end], out=block)
             else:
-                _exponents(query, columns[:, :end], scaling, norms[mine, start:end].reshape(-1, 1), softcap, block)
+                normaliser = norms[mine, start:end].reshape(-1, 1) * _LOG2_E
+                query = query * (scaling * _LOG2_E)
+                torch.addmm(normaliser, query, columns[:, :end], beta=-1, out=block)
             block = block.view(group, size, end)
             block[..., start:] += future[:size, :size]
             if logsumexp is None:
@@ -120,9 +104,7 @@ def received_attention(
     return received, norms
 
 
-def local_received_attention(
-    queries: Tensor, keys: Tensor, scaling: float, logsumexp: Tensor, span: int, softcap: float | None = None
-) -> Tensor:
+def local_received_attention(queries: Tensor, keys: Tensor, scaling: float, logsumexp: Tensor, span: int) -> Tensor:
     """Mean attention that each key receives from itself and the ``span - 1`` queries after it.
 
     The weights are those of the full causal softmax; only the band is computed.
@@ -133,7 +115,6 @@ def local_received_attention(
         scaling: Factor of the logits.
         logsumexp: (H, T) float32 normalisers of the rows.
         span: Width of the band, at least 1.
-        softcap: Limit of the scaled logits, for models that soft-cap them.
 
     Returns:
         (G, H/G, T) float32: the sum of a_ij over j <= i < min(j + span, T), over the number of those queries.
@@ -151,9 +132,9 @@ def local_received_attention(
         end = min(start + rows, tokens)
         first = max(0, start - span + 1)
         skipped = first - (start - span + 1)  # columns of the pattern that lie before the first key
-        query = _grouped(queries[:, start:end], kv_heads)  # (G, g*b, D)
-        normaliser = logsumexp[:, start:end].reshape(kv_heads, -1, 1)
-        block = _exponents(query, keys[:, first:end].transpose(1, 2), scaling, normaliser, softcap)
+        query = _grouped(queries[:, start:end], kv_heads) * (scaling * _LOG2_E)  # (G, g*b, D)
+        normaliser = logsumexp[:, start:end].reshape(kv_heads, -1, 1) * _LOG2_E
+        block = torch.baddbmm(normaliser, query, keys[:, first:end].transpose(1, 2), beta=-1)
         block = block.view(kv_heads, group, end - start, end - first)
         block += outside[: end - start, skipped : skipped + end - first]
         received[..., first:end] += block.exp2_().sum(dim=2)

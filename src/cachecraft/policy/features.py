@@ -16,6 +16,7 @@ from torch import Tensor
 from cachecraft.errors import FeatureError
 from cachecraft.policy.attention import local_received_attention, received_attention, window_attention
 from cachecraft.policy.rotary import RotaryTable
+from cachecraft.policy.softcap import capped_received, capped_rows
 from cachecraft.policy.view import Features
 
 __all__ = ["Features", "LayerFeatures", "RotaryTable"]
@@ -192,20 +193,22 @@ class LayerFeatures:
         window = min(window, self.tokens)
         return self.cached(
             f"window_attention({window})",
-            lambda: window_attention(
-                self.given("queries")[:, self.tokens - window :], self.in_float32("keys"), self.scaling, self.softcap
-            ),
+            lambda: self._last_rows(self.given("queries")[:, self.tokens - window :], self.in_float32("keys")),
         )
+
+    def _last_rows(self, queries: Tensor, keys: Tensor) -> Tensor:
+        if self.softcap is not None:
+            return capped_rows(queries, keys, self.scaling, self.softcap)
+        return window_attention(queries, keys, self.scaling)
 
     def _receive(self) -> None:
         """One pass over the lower triangle: the received mass and, if not known, the normalisers."""
-        sums, norms = received_attention(
-            self.given("queries"),
-            self.in_float32("keys"),
-            self.scaling,
-            self._given.get("logsumexp"),
-            self.softcap,
-        )
+        given = self.given("queries"), self.in_float32("keys"), self.scaling
+        norms = self._given.get("logsumexp")
+        if self.softcap is not None:
+            sums, norms = capped_received(*given, self.softcap, norms)
+        else:
+            sums, norms = received_attention(*given, norms)
         sums /= torch.arange(self.tokens, 0, -1, device=self.device)
         self.cached("attention_received", lambda: sums)
         if "logsumexp" not in self._given:
@@ -225,9 +228,11 @@ class LayerFeatures:
         norms = self._given.get("logsumexp", self._cache.get("logsumexp"))
         assert norms is not None
         span = min(span, self.tokens)
-        return self.cached(
-            f"local_attention_received({span})",
-            lambda: local_received_attention(
-                self.given("queries"), self.in_float32("keys"), self.scaling, norms.float(), span, self.softcap
-            ),
-        )
+        return self.cached(f"local_attention_received({span})", lambda: self._receive_locally(norms.float(), span))
+
+    def _receive_locally(self, norms: Tensor, span: int) -> Tensor:
+        given = self.given("queries"), self.in_float32("keys"), self.scaling
+        if self.softcap is None:
+            return local_received_attention(*given, norms, span)
+        sums, _ = capped_received(*given, self.softcap, norms, span)
+        return sums / torch.arange(self.tokens, 0, -1, device=self.device).clamp(max=span)

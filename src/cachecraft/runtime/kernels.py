@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cachecraft.policy.attention import soft_capped
+from cachecraft.policy.softcap import soft_capped
 from cachecraft.runtime import compat
 
 _BLOCK_FLOATS = 1 << 20  # of one block of logits, 4 MB
