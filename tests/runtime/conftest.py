@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,25 +40,36 @@ def dense_layers(model: PreTrainedModel, ids: Sequence[int]) -> Dense:
 def masked_logits(model: PreTrainedModel, ids: Sequence[int], new: Sequence[int], masks: Sequence[Tensor]) -> Tensor:
     """Logits (N, vocabulary) of the new tokens in one dense pass in which they do not see evicted entries.
 
-    `masks` holds for each layer which of the context's entries each kv head keeps, (G, T) bool.
+    `masks` holds for each layer which of the context's entries each kv head keeps, (G, T) bool; a sliding window hides
+    what it hides on top of that.
     """
     tokens, total = len(ids), len(ids) + len(new)
+    away = torch.arange(total).unsqueeze(1) - torch.arange(total)
 
-    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any) -> Any:
+    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **more: Any) -> Any:
         group = query.shape[1] // key.shape[1]
-        visible = torch.ones(total, total, dtype=torch.bool).tril().repeat(query.shape[1], 1, 1)
+        visible = ((away >= 0) & (away < (more.get("sliding_window") or total))).repeat(query.shape[1], 1, 1)
         kept = masks[module.layer_idx].repeat_interleave(group, dim=0)  # (H, T)
         visible[:, tokens:, :tokens] &= kept[:, None, :]
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-        weights = (query @ key.transpose(2, 3) * scaling).masked_fill(~visible, float("-inf")).softmax(dim=-1)
+        logits = query @ key.transpose(2, 3) * more["scaling"]
+        if more.get("softcap") is not None:
+            logits = (logits / more["softcap"]).tanh() * more["softcap"]
+        weights = logits.masked_fill(~visible, float("-inf")).softmax(dim=-1)
         return (weights @ value).transpose(1, 2).contiguous(), None
 
-    AttentionInterface.register("masked-reference", attention)
+    with attending_by(model, attention), torch.no_grad():
+        return model(input_ids=torch.tensor([[*ids, *new]]), use_cache=False).logits[0, tokens:]
+
+
+@contextmanager
+def attending_by(model: PreTrainedModel, function: Callable[..., Any]) -> Iterator[None]:
+    """Let a function of the test's own do the model's attention, as transformers calls it."""
+    AttentionInterface.register("reference", function)
     before = model.config._attn_implementation
-    model.config._attn_implementation = "masked-reference"
+    model.config._attn_implementation = "reference"
     try:
-        with torch.no_grad():
-            return model(input_ids=torch.tensor([[*ids, *new]])).logits[0, tokens:]
+        yield
     finally:
         model.config._attn_implementation = before
 
@@ -92,6 +104,7 @@ def reference() -> SimpleNamespace:
         dense_layers=dense_layers,
         masked_logits=masked_logits,
         compressed_logits=compressed_logits,
+        attending_by=attending_by,
         random_mask=random_mask,
     )
 

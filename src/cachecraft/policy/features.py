@@ -21,6 +21,7 @@ from cachecraft.policy.attention import (
     received_attention,
 )
 from cachecraft.policy.rotary import RotaryTable
+from cachecraft.policy.softcap import capped_received, capped_rows
 from cachecraft.policy.view import Features
 
 __all__ = ["Features", "LayerFeatures", "RotaryTable"]
@@ -48,6 +49,7 @@ class LayerFeatures:
         output_projection: Tensor | None = None,
         positions: Tensor | None = None,
         scaling: float | None = None,
+        softcap: float | None = None,
         logsumexp: Tensor | None = None,
         special_mask: Tensor | None = None,
         punctuation_mask: Tensor | None = None,
@@ -66,8 +68,9 @@ class LayerFeatures:
             output_projection: (H, D, hidden), the part of the output matrix that each query head feeds.
             positions: (T,) int64 true positions; 0 … T-1 by default.
             scaling: Factor of the attention logits; D ** -0.5 by default.
-            logsumexp: (H, T) float32, log-sum-exp of the scaled causal logits; computed when first needed if
-                absent.
+            softcap: Limit of the scaled logits, for models that soft-cap them.
+            logsumexp: (H, T) float32, log-sum-exp of the scaled, capped causal logits; computed when first
+                needed if absent.
             special_mask: (T,) bool, which tokens are special ones.
             punctuation_mask: (T,) bool, which tokens are punctuation.
             seed: Derived from the content, for random choices.
@@ -92,6 +95,7 @@ class LayerFeatures:
             )
         self.layer, self.layers, self.seed = layer, layers, seed
         self.scaling = self.head_dim**-0.5 if scaling is None else scaling
+        self.softcap = softcap
         self.device = keys.device
         self._rotary = rotary
         self._strict = strict
@@ -216,7 +220,10 @@ class LayerFeatures:
                 f"The queries {first} to {last} (excluded) are none of a context of {self.tokens}; ask for at least "
                 "one, from 0 on."
             )
-        return attention_rows(self.given("queries")[:, first:last], self.in_float32("keys")[:, :last], self.scaling)
+        queries, keys = self.given("queries")[:, first:last], self.in_float32("keys")[:, :last]
+        if self.softcap is not None:
+            return capped_rows(queries, keys, self.scaling, self.softcap)
+        return attention_rows(queries, keys, self.scaling)
 
     def chunk_attention(self, size: int, first: int, last: int) -> Tensor:
         """(G, H/G, T - first - last): see :meth:`Features.chunk_attention`."""
@@ -244,9 +251,12 @@ class LayerFeatures:
 
     def _receive(self) -> None:
         """One pass over the lower triangle: the received mass and, if not known, the normalisers."""
-        sums, norms = received_attention(
-            self.given("queries"), self.in_float32("keys"), self.scaling, self._given.get("logsumexp")
-        )
+        given = self.given("queries"), self.in_float32("keys"), self.scaling
+        norms = self._given.get("logsumexp")
+        if self.softcap is not None:
+            sums, norms = capped_received(*given, self.softcap, norms)
+        else:
+            sums, norms = received_attention(*given, norms)
         sums /= torch.arange(self.tokens, 0, -1, device=self.device)
         self.cached("attention_received", lambda: sums)
         if "logsumexp" not in self._given:
@@ -266,9 +276,11 @@ class LayerFeatures:
         norms = self._given.get("logsumexp", self._cache.get("logsumexp"))
         assert norms is not None
         span = min(span, self.tokens)
-        return self.cached(
-            f"local_attention_received({span})",
-            lambda: local_received_attention(
-                self.given("queries"), self.in_float32("keys"), self.scaling, norms.float(), span
-            ),
-        )
+        return self.cached(f"local_attention_received({span})", lambda: self._receive_locally(norms.float(), span))
+
+    def _receive_locally(self, norms: Tensor, span: int) -> Tensor:
+        given = self.given("queries"), self.in_float32("keys"), self.scaling
+        if self.softcap is None:
+            return local_received_attention(*given, norms, span)
+        sums, _ = capped_received(*given, self.softcap, norms, span)
+        return sums / torch.arange(self.tokens, 0, -1, device=self.device).clamp(max=span)

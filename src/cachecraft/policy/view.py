@@ -88,6 +88,11 @@ class Features:
         return self._layer.seed
 
     @property
+    def softcap(self) -> float | None:
+        """What the model squashes scaled logits with, as softcap * tanh(logits / softcap); None in most models."""
+        return self._layer.softcap
+
+    @property
     def keys(self) -> Tensor:
         """(G, T, D) after the rotation."""
         return self._layer.in_float32("keys")

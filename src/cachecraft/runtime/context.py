@@ -27,7 +27,7 @@ from cachecraft.runtime.attention import LayerCall, attending
 from cachecraft.runtime.cache import CompressedCache, CompressedLayer
 from cachecraft.runtime.context_file import ContextRecord, read_context, write_context
 from cachecraft.runtime.features import SequenceFeatures, observe_prefill
-from cachecraft.runtime.gather import compressed_layer
+from cachecraft.runtime.gather import compressed_layer, window_layer
 from cachecraft.runtime.structure import ModelStructure
 
 
@@ -59,18 +59,33 @@ class CompressedContext:
 
     @property
     def kept(self) -> Tensor:
-        """(L, G) int64: entries kept by each layer and kv head."""
+        """(L, G) int64: entries kept by each layer and kv head; in a layer with a sliding window, the window's."""
         return self._cache.lengths[:, 0]
 
     @property
+    def compressed_layers(self) -> tuple[int, ...]:
+        """The layers that the policy decided on and the budget is for; the others keep their sliding windows."""
+        return self._structure.compressed
+
+    @property
     def bytes(self) -> int:
-        """Bytes of the keys and values held."""
+        """Bytes of the keys and values held, sliding windows included."""
         return self._cache.bytes
 
     @property
     def full_bytes(self) -> int:
-        """Bytes that the keys and values of all tokens would take."""
-        return sum(layer.bytes_per_entry * layer.kv_heads * layer.seen for layer in self._cache.compressed)
+        """Bytes that they would take if nothing was evicted, sliding windows included."""
+        return sum(layer.full_bytes for layer in self._cache.compressed)
+
+    @property
+    def window_bytes(self) -> int:
+        """How many of both are those of layers with a sliding window, which are not compressed."""
+        return sum(layer.bytes for layer in self._cache.compressed if layer.window is not None)
+
+    @property
+    def note(self) -> str:
+        """What was not compressed, in one sentence; empty if all layers were."""
+        return self._structure.note
 
     def ask(self, question: str, *, max_new_tokens: int = 128, answer_prefix: str = "") -> str:
         """Answer a question about the text, greedily.
@@ -99,6 +114,7 @@ class CompressedContext:
                 f"Context ({self.tokens} tokens), question ({len(prompt)}) and answer (up to {max_new_tokens}) exceed "
                 f"the model's context of {self._structure.context}; ask for less or read a shorter text."
             )
+        self._structure.require_room(total, read=self.tokens)
         return self._pieces(prompt, max_new_tokens)
 
     def _pieces(self, prompt: tuple[int, ...], max_new_tokens: int) -> Iterator[str]:
@@ -225,12 +241,16 @@ class _Eviction:
     def __init__(self, policy: Policy, sequence: SequenceFeatures, keep: int) -> None:
         self._policy, self._sequence = policy, sequence
         self._keep = torch.full((sequence.structure.kv_heads,), keep, dtype=torch.int64)
-        self._layers: list[CompressedLayer] = []
+        self._layers: dict[int, CompressedLayer] = {}
         self._waiting: list[tuple[LayerFeatures, Scored]] = []  # only for a policy that divides the budget itself
         self.forced = True
 
     def see(self, call: LayerCall) -> None:
         """Evict one layer, or only score it if its budget depends on the others."""
+        window = self._sequence.structure.windows[call.layer]
+        if window is not None:
+            self._layers[call.layer] = window_layer(call.keys[0], call.values[0], window)
+            return
         features = self._sequence.layer(call.layer, *call.alone())
         if self._policy.has_allocate:
             self._waiting.append((features, score(self._policy, features, self._keep)))
@@ -241,7 +261,7 @@ class _Eviction:
 
     def _take(self, features: LayerFeatures, mask: Tensor, forced: bool) -> None:
         keys, values = features.given("keys"), features.given("values")
-        self._layers.append(compressed_layer(keys, values, mask.unsqueeze(0), seen=features.tokens))
+        self._layers[features.layer] = compressed_layer(keys, values, mask.unsqueeze(0), seen=features.tokens)
         self.forced &= forced
 
     def finish(self) -> CompressedCache:
@@ -257,4 +277,4 @@ class _Eviction:
                 scored = score(self._policy, features, own) if scored.read_keep else scored
                 decision = select(self._policy, scored, own, features)
                 self._take(features, decision.mask, decision.forced)
-        return CompressedCache(self._layers)
+        return CompressedCache([self._layers[layer] for layer in sorted(self._layers)])

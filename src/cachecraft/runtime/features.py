@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cachecraft.errors import ModelError
 from cachecraft.policy.features import LayerFeatures, RotaryTable
-from cachecraft.runtime import compat
+from cachecraft.runtime import compat, families
 from cachecraft.runtime.attention import LayerCall, Observer, attending
 from cachecraft.runtime.structure import ModelStructure
 
@@ -28,13 +28,13 @@ class SequenceFeatures:
     Attributes:
         structure: The model's structure.
         ids: The tokens, T of them.
-        rotary: The model's rotation, up to T and a margin.
+        rotary: For each compressed layer the model's rotation, up to T and a margin.
         special, punctuation: (T,) bool, which tokens are special ones, which are nothing but punctuation.
     """
 
     structure: ModelStructure
     ids: tuple[int, ...]
-    rotary: RotaryTable
+    rotary: Mapping[int, RotaryTable]
     special: Tensor
     punctuation: Tensor
 
@@ -57,7 +57,7 @@ class SequenceFeatures:
         """The features of one layer.
 
         Args:
-            index: The layer.
+            index: The layer, one of those that are compressed.
             queries: (H, T, D), post-RoPE.
             keys: (G, T, D), post-RoPE.
             values: (G, T, D).
@@ -66,15 +66,18 @@ class SequenceFeatures:
             strict: Compare checksums too, so that no write into the arrays goes unseen.
         """
         device = keys.device
+        rotary = self.rotary[index]
+        projection = self.structure.output_projection(index)
         return LayerFeatures(
             keys,
             values,
             queries,
             layer=index,
             layers=layers or self.structure.layers,
-            rotary=RotaryTable(self.rotary.cos.to(device), self.rotary.sin.to(device)),
-            output_projection=self.structure.output_projection(index).to(device),
+            rotary=RotaryTable(rotary.cos.to(device), rotary.sin.to(device)),
+            output_projection=None if projection is None else projection.to(device),
             scaling=self.structure.scaling(index),
+            softcap=self.structure.softcap,
             logsumexp=logsumexp,
             special_mask=self.special.to(device),
             punctuation_mask=self.punctuation.to(device),
@@ -98,10 +101,18 @@ def observe_prefill(structure: ModelStructure, ids: Sequence[int], observer: Obs
         raise ModelError("The text has no tokens; give one that is not empty.")
     structure.require_room(len(ids))
     model = structure.model
+    windows = families.windows(model)
     seen: list[int] = []
 
     def watched(call: LayerCall) -> None:
         seen.append(call.layer)
+        expected = structure.scaling(call.layer), structure.softcap, windows[call.layer]
+        if (call.scaling, call.softcap, call.window) != expected:
+            raise ModelError(
+                f"Layer {call.layer} of {type(model).__name__} attends with (scaling, soft-cap, window) "
+                f"{(call.scaling, call.softcap, call.window)} where its settings say {expected}; "
+                "this model or transformers release cannot be used."
+            )
         observer(call)
 
     tokens = torch.tensor([list(ids)], device=model.device)
