@@ -36,20 +36,17 @@ def dense_layers(model: PreTrainedModel, ids: Sequence[int]) -> Dense:
     return layers
 
 
-def masked_logits(model: PreTrainedModel, ids: Sequence[int], new: Sequence[int], masks: Sequence[Tensor]) -> Tensor:
-    """Logits (N, vocabulary) of the new tokens in one dense pass in which they do not see evicted entries.
+def visible_logits(model: PreTrainedModel, ids: Sequence[int], visible: Sequence[Tensor]) -> Tensor:
+    """Logits (S, vocabulary) of one dense pass in which each token sees what it is allowed to.
 
-    `masks` holds for each layer which of the context's entries each kv head keeps, (G, T) bool.
+    `visible` holds for each layer and kv head which entries each token sees, (G, S, S) bool.
     """
-    tokens, total = len(ids), len(ids) + len(new)
 
     def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any) -> Any:
         group = query.shape[1] // key.shape[1]
-        visible = torch.ones(total, total, dtype=torch.bool).tril().repeat(query.shape[1], 1, 1)
-        kept = masks[module.layer_idx].repeat_interleave(group, dim=0)  # (H, T)
-        visible[:, tokens:, :tokens] &= kept[:, None, :]
+        allowed = visible[module.layer_idx].repeat_interleave(group, dim=0)  # (H, S, S)
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-        weights = (query @ key.transpose(2, 3) * scaling).masked_fill(~visible, float("-inf")).softmax(dim=-1)
+        weights = (query @ key.transpose(2, 3) * scaling).masked_fill(~allowed, float("-inf")).softmax(dim=-1)
         return (weights @ value).transpose(1, 2).contiguous(), None
 
     AttentionInterface.register("masked-reference", attention)
@@ -57,9 +54,21 @@ def masked_logits(model: PreTrainedModel, ids: Sequence[int], new: Sequence[int]
     model.config._attn_implementation = "masked-reference"
     try:
         with torch.no_grad():
-            return model(input_ids=torch.tensor([[*ids, *new]])).logits[0, tokens:]
+            return model(input_ids=torch.tensor([list(ids)])).logits[0]
     finally:
         model.config._attn_implementation = before
+
+
+def masked_logits(model: PreTrainedModel, ids: Sequence[int], new: Sequence[int], masks: Sequence[Tensor]) -> Tensor:
+    """Logits (N, vocabulary) of the new tokens in one dense pass in which they do not see evicted entries.
+
+    `masks` holds for each layer which of the context's entries each kv head keeps, (G, T) bool.
+    """
+    tokens, total = len(ids), len(ids) + len(new)
+    visible = torch.ones(total, total, dtype=torch.bool).tril().repeat(len(masks), masks[0].shape[0], 1, 1)
+    for allowed, kept in zip(visible, masks, strict=True):
+        allowed[:, tokens:, :tokens] &= kept[:, None, :]
+    return visible_logits(model, [*ids, *new], list(visible))[tokens:]
 
 
 def compressed_logits(
@@ -91,6 +100,7 @@ def reference() -> SimpleNamespace:
         random_ids=random_ids,
         dense_layers=dense_layers,
         masked_logits=masked_logits,
+        visible_logits=visible_logits,
         compressed_logits=compressed_logits,
         random_mask=random_mask,
     )

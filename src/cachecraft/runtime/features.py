@@ -28,20 +28,27 @@ class SequenceFeatures:
     Attributes:
         structure: The model's structure.
         ids: The tokens, T of them.
-        rotary: The model's rotation, up to T and a margin.
-        special, punctuation: (T,) bool, which tokens are special ones, which are nothing but punctuation.
+        rotary: The model's rotation, up to the last position and a margin.
+        special, punctuation: (T,) bool, which tokens are special ones, which are nothing but punctuation; None where
+            no tokenizer is known, and policies that need them are refused.
+        positions: (T,) int64 true positions; None for 0 … T-1.
     """
 
     structure: ModelStructure
     ids: tuple[int, ...]
     rotary: RotaryTable
-    special: Tensor
-    punctuation: Tensor
+    special: Tensor | None
+    punctuation: Tensor | None
+    positions: Tensor | None = None
 
     @classmethod
-    def of(cls, structure: ModelStructure, tokenizer: Any, ids: Sequence[int]) -> SequenceFeatures:
+    def of(
+        cls, structure: ModelStructure, tokenizer: Any | None, ids: Sequence[int], positions: Tensor | None = None
+    ) -> SequenceFeatures:
         """Look the tokens up once, for all layers."""
-        return cls(structure, tuple(ids), structure.rotary(len(ids)), *token_masks(tokenizer, ids))
+        special, punctuation = (None, None) if tokenizer is None else token_masks(tokenizer, ids)
+        reach = len(ids) if positions is None else int(positions.max()) + 1
+        return cls(structure, tuple(ids), structure.rotary(reach), special, punctuation, positions)
 
     def layer(
         self,
@@ -66,6 +73,10 @@ class SequenceFeatures:
             strict: Compare checksums too, so that no write into the arrays goes unseen.
         """
         device = keys.device
+
+        def here(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
         return LayerFeatures(
             keys,
             values,
@@ -75,9 +86,10 @@ class SequenceFeatures:
             rotary=RotaryTable(self.rotary.cos.to(device), self.rotary.sin.to(device)),
             output_projection=self.structure.output_projection(index).to(device),
             scaling=self.structure.scaling(index),
+            positions=here(self.positions),
             logsumexp=logsumexp,
-            special_mask=self.special.to(device),
-            punctuation_mask=self.punctuation.to(device),
+            special_mask=here(self.special),
+            punctuation_mask=here(self.punctuation),
             seed=content_seed(self.ids, index),
             strict=strict,
         )
