@@ -7,7 +7,6 @@ caches, padding on the right, …) is refused. How a prompt is read layer by lay
 
 from __future__ import annotations
 
-import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from cachecraft.runtime import compat
 from cachecraft.runtime.attention import attending, running
 from cachecraft.runtime.eviction import Budgeted
 from cachecraft.runtime.new_tokens import NewTokens
+from cachecraft.runtime.slices import replaced, token_slices
 from cachecraft.runtime.structure import ModelStructure
 from cachecraft.runtime.turn_layers import TurnLayer, UnreadLayer, held_layers
 from cachecraft.runtime.turns import Decoding, Reading
@@ -32,6 +32,7 @@ from cachecraft.runtime.turns import Decoding, Reading
 HOLD_BACK = 8  # tokens at a prompt's end that are read over the compressed cache, as where policies are measured
 
 _ENTERING = threading.Lock()  # two threads must not both find a model free
+_MARK = "_cachecraft_compression"  # an attribute of the model while a block around it lasts
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Compression:
         before = list(cache.layers)
         cache.layers[:] = [UnreadLayer(seen) for _ in range(structure.layers)]
         try:
-            with attending(structure.model, turn=reading):
+            with attending(structure.model, turn=reading), token_slices(structure.model):
                 output = original(**call)
             if reading.waits:
                 reading.settle()
@@ -194,34 +195,24 @@ def compress(
         raise ModelError(f"hold_back={hold_back} tokens mean nothing; give 0 or more.")
     compression = Compression(ModelStructure.of(model, force=force), asked, tokenizer, hold_back)
     with (
-        _replaced(model.base_model, "forward", compression._forward),
-        _replaced(model, "generate", compression._generate),
+        _alone(model),
+        replaced(model.base_model, "forward", compression._forward),
+        replaced(model, "generate", compression._generate),
     ):
         yield compression
 
 
 @contextmanager
-def _replaced(owner: torch.nn.Module, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    """Have `around(original, …)` called instead of a method of one object, while the block lasts."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def method(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    method.cachecraft = True  # type: ignore[attr-defined]
+def _alone(model: PreTrainedModel) -> Iterator[None]:
+    """Refuse a second block around the same model: it would not be clear which policy decides."""
     with _ENTERING:
-        if hasattr(original, "cachecraft"):
+        if hasattr(model, _MARK):
             raise ModelError("This model is being compressed already; leave the other `with compress(...)` first.")
-        own = vars(owner).get(name)  # None unless another tool replaced the method of this object before
-        setattr(owner, name, method)
+        setattr(model, _MARK, True)
     try:
         yield
     finally:
-        if own is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)
+        delattr(model, _MARK)
 
 
 def _tail_of(call: dict[str, Any], tail: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from cachecraft.errors import ModelError
 from cachecraft.policy.features import LayerFeatures, RotaryTable
 from cachecraft.runtime import compat
 from cachecraft.runtime.attention import LayerCall, Observer, attending
+from cachecraft.runtime.slices import token_slices
 from cachecraft.runtime.structure import ModelStructure
 
 
@@ -118,7 +119,7 @@ def observe_prefill(structure: ModelStructure, ids: Sequence[int], observer: Obs
 
     tokens = torch.tensor([list(ids)], device=model.device)
     positions = torch.arange(len(ids), device=model.device).unsqueeze(0)
-    with torch.no_grad(), attending(model, observer=watched):
+    with torch.no_grad(), attending(model, observer=watched), token_slices(model):
         compat.hidden_states(model, tokens, positions, None)
     if seen != list(range(structure.layers)):
         raise ModelError(

@@ -116,21 +116,26 @@ class Reading:
         if layer != self._next:
             self._refuse(f"layer {layer} where layer {self._next} was expected")
         self._next += 1
-        output = query.new_zeros(*query.shape[:3], value.shape[-1])
+        # Laid out as the model wants it next, so that nothing is copied then.
+        output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]).transpose(1, 2)
+        before = self._held[layer] if self._held else None
         parts = []
         for group in self._groups:
             rows: Any = group.rows if len(self._groups) > 1 else slice(None)
             tensors = query[rows], key[rows], value[rows]
             if self._rest is None:
                 own = slice(group.start, self._columns if self.waits else group.split)
-                kept, output[rows, :, own] = self._read(layer, group, own, tensors, scale)
+                norms = None
+                if own.stop > own.start:
+                    output[rows, :, own], norms = _dense(before, *(each[:, :, own] for each in tensors), scale)
+                kept = self._decided(layer, group, tensors, norms)
                 if self.waits:
                     continue
             else:
                 kept = [next(self._rest[row]) for row in group.rows if row in self._rest]
             after = query.shape[2] - (self._columns - group.split)  # where the tail begins in this pass
             tail_query, tail_key, tail_value = (each[:, :, after:] for each in tensors)
-            part = extended(followed(self._before(layer), kept), tail_key, tail_value)
+            part = extended(followed(before, kept), tail_key, tail_value)
             if tail_query.shape[2]:
                 output[rows, :, after:] = part.attend(tail_query, scale)
             parts.append((group.rows, part))
@@ -138,31 +143,20 @@ class Reading:
             self._layers.append(in_order(parts))
         return output
 
-    def _before(self, layer: int) -> CompressedLayer | None:
-        return self._held[layer] if self._held else None
-
-    def _read(
-        self, layer: int, group: _Group, own: slice, tensors: tuple[Tensor, Tensor, Tensor], scale: float
-    ) -> tuple[list[Kept], Tensor]:
-        """Attend densely in the columns `own` and ask the policy about those to be compressed."""
-        query, key, value = (each[:, :, own] for each in tensors)
-        norms: Tensor | None = None
-        before = self._before(layer)
-        if before is None and own.stop > own.start:
-            output, norms = compat.fused_causal_attention(query, key, value, scale)
-        elif before is None:
-            output = query
-        else:
-            output = extended(before, key, value).attend(query, scale)
+    def _decided(
+        self, layer: int, group: _Group, tensors: tuple[Tensor, Tensor, Tensor], norms: Tensor | None
+    ) -> list[Kept]:
+        """What the policy keeps of the group's rows; nothing where it waits or a row is all tail."""
+        query, key, value = (each[:, :, group.start : group.split] for each in tensors)
         kept = []
-        lead = slice(0, group.split - group.start)
         for place, row in enumerate(group.rows):
             if row in self._evictions:
-                mine = [each[place, :, lead].contiguous() for each in (query, key, value)]
-                norm = None if norms is None else norms[place, :, lead].float().contiguous()
-                decided = self._evictions[row].see(layer, mine[0], mine[1], mine[2], norm)
+                norm = None if norms is None else norms[place, :, : query.shape[2]].float().contiguous()
+                decided = self._evictions[row].see(
+                    layer, query[place].contiguous(), key[place].contiguous(), value[place].contiguous(), norm
+                )
                 kept += [] if decided is None else [decided]
-        return kept, output
+        return kept
 
     def settle(self) -> None:
         """Divide the budget of a policy that waits; a second pass over the tail follows unless there is no tail."""
@@ -174,7 +168,7 @@ class Reading:
                 parts = []
                 for group in self._groups:
                     kept = [next(self._rest[row]) for row in group.rows]
-                    parts.append((group.rows, followed(self._before(layer), kept)))
+                    parts.append((group.rows, followed(self._held[layer] if self._held else None, kept)))
                 self._layers.append(in_order([(rows, part) for rows, part in parts if part is not None]))
             self._next = self._layer_count
 
@@ -189,3 +183,12 @@ class Reading:
 
     def _refuse(self, seen: str) -> None:
         raise ModelError(f"The model showed CacheCraft {seen}; this model or transformers release cannot be used.")
+
+
+def _dense(
+    before: CompressedLayer | None, query: Tensor, key: Tensor, value: Tensor, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of new tokens over themselves and what was held before; the log-sum-exp where nothing was."""
+    if before is None:
+        return compat.fused_causal_attention(query, key, value, scale)
+    return extended(before, key, value).attend(query, scale), None
