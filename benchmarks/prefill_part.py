@@ -8,14 +8,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import psutil
 import torch
+from peak_memory import PeakMemory
 from subject import Model, add_model_options, load_model
 from transformers import DynamicCache
 
@@ -25,33 +23,6 @@ from cachecraft.tasks.registry import load_tasks
 from cachecraft.terminal import one_sentence
 
 TASK = "ruler:niah_single_2"
-
-
-class PeakMemory:
-    """The largest resident size of this process inside a `with` block, looked at every few milliseconds."""
-
-    def __init__(self, every: float = 0.005) -> None:
-        """Look every `every` seconds."""
-        self._every, self._stop = every, threading.Event()
-        self._process = psutil.Process()
-        self.before = self.peak = 0
-
-    def __enter__(self) -> PeakMemory:
-        """Start looking."""
-        self.before = self.peak = self._process.memory_info().rss
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop looking."""
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.is_set():
-            self.peak = max(self.peak, self._process.memory_info().rss)
-            time.sleep(self._every)
 
 
 def prompt(model: Model, length: int) -> torch.Tensor:
@@ -100,8 +71,7 @@ def main() -> None:
     gc.collect()
     with PeakMemory() as memory, block():
         cache = prefill(model, ids)
-        held = memory._process.memory_info().rss
-    print(json.dumps({"peak": memory.peak - memory.before, "after": held - memory.before, "cache": held_bytes(cache)}))
+    print(json.dumps({"peak": memory.peak - memory.before, "cache": held_bytes(cache)}))
 
 
 if __name__ == "__main__":

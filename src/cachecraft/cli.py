@@ -128,12 +128,17 @@ def show(
     policy: Annotated[str, typer.Option(help="Name as in the table; full, hindsight and random too.")],
     task: Annotated[str, typer.Option(help="Name of a task of the run.")],
     limit: Annotated[int, typer.Option(help="The most items to show.")] = 5,
+    retention: Annotated[bool, typer.Option("--retention", help="What was kept of each segment instead.")] = False,
 ) -> None:
     """Show a policy's answers item by item: the end of the prompt, references, answer and score at each budget."""
     with one_sentence():
+        from cachecraft.reporting.retention import print_retention
         from cachecraft.reporting.samples import print_samples
 
-        print_samples(out, run, policy=policy, task=task, limit=limit)
+        if retention:
+            print_retention(out, run, policy=policy, task=task)
+        else:
+            print_samples(out, run, policy=policy, task=task, limit=limit)
 
 
 @app.command()

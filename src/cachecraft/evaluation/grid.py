@@ -16,6 +16,7 @@ from typing import Any
 from cachecraft.chat import token_ids
 from cachecraft.evaluation.answers import Selection, answer_ids, fidelities, likelihoods, queries_of
 from cachecraft.evaluation.cells import Cell, Regime, Scoring, make_cells, result_id
+from cachecraft.evaluation.retention import compressed_segments, retention
 from cachecraft.evaluation.selections import Selections, Subject
 from cachecraft.evaluation.settings import IDENTITY, Progress, Settings, settings_record
 from cachecraft.evaluation.store import Result, RunStore, open_run
@@ -144,6 +145,9 @@ def _measure(
     if any(cell.label == "hindsight" for cell in cells):
         with clock.phase("hindsight"):
             selections.add_hindsight(cells, queries_of(subject.structure, trace, follow, targets[0]))
+    with clock.phase("retention"):
+        segments = compressed_segments(subject.tokenizer, item, prompt, trace.tokens)
+        retained = {id(c): retention(selections.masks(c), segments) for c in cells if selections.of(c) is not None}
     results: list[Result] = []
     for scoring in settings.scoring:
         ids = [key for key, (_, kind) in jobs.items() if kind == scoring]
@@ -153,7 +157,10 @@ def _measure(
             scored = _score(
                 subject, scoring, task, item, trace, [selections.masks(cell) for cell in good], follow, targets
             )
-        values = {id(cell): value for cell, value in zip(good, scored, strict=True)}
+        values = {
+            id(cell): (value, detail | {"retention": retained[id(cell)]})
+            for cell, (value, detail) in zip(good, scored, strict=True)
+        }
         for key, cell in zip(ids, chosen, strict=True):
             results.append(_result(key, item, cell, scoring, selections, values.get(id(cell))))
     return results
