@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cachecraft import __version__
+from cachecraft.cli_generate import generate
 from cachecraft.errors import BudgetError, CacheCraftError, RunError
 from cachecraft.terminal import item_progress, one_sentence, out, say
 
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 model_app = typer.Typer(no_args_is_help=True, help="The built-in model.")
 app.add_typer(model_app, name="model")
+app.command()(generate)
 
 DEMO_POLICIES = ("streaming_llm", "knorm", "keydiff", "vnorm", "vk_ratio", "snapkv", "tova", "frc")
 DEMO_RATIOS = (0.5, 0.75, 0.88)

@@ -7,7 +7,7 @@ Measuring policies is the evaluation's business.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,18 @@ class CompressedContext:
         """
         return "".join(self.stream(question, max_new_tokens=max_new_tokens, answer_prefix=answer_prefix))
 
-    def stream(self, question: str, *, max_new_tokens: int = 128, answer_prefix: str = "") -> Iterator[str]:
-        """The same answer as `ask`, in pieces of text as they come; same arguments and errors."""
+    def stream(
+        self,
+        question: str,
+        *,
+        max_new_tokens: int = 128,
+        answer_prefix: str = "",
+        on_token: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[str]:
+        """The same answer as `ask`, in pieces of text as they come; same arguments and errors.
+
+        A piece may take several tokens to show; `on_token` is called with each one's id as soon as it is known.
+        """
         prompt = token_ids(self._tokenizer, self._gap + question if question else "")
         prompt += token_ids(self._tokenizer, self._frame.tail + answer_prefix)
         if not prompt:
@@ -98,12 +108,13 @@ class CompressedContext:
                 f"Context ({self.tokens} tokens), question ({len(prompt)}) and answer (up to {max_new_tokens}) exceed "
                 f"the model's context of {self._structure.context}; ask for less or read a shorter text."
             )
-        return self._pieces(prompt, max_new_tokens)
+        return self._pieces(prompt, max_new_tokens, on_token)
 
-    def _pieces(self, prompt: tuple[int, ...], max_new_tokens: int) -> Iterator[str]:
+    def _pieces(self, prompt: tuple[int, ...], max_new_tokens: int, on_token: Callable[[int], None]) -> Iterator[str]:
         answer: list[int] = []
         told = ""
         for token in self._greedy(prompt, max_new_tokens):
+            on_token(token)
             answer.append(token)
             text = self._text(answer)
             # A character of several tokens shows as a replacement character until it is complete.

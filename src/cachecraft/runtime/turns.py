@@ -127,7 +127,9 @@ class Reading:
                 own = slice(group.start, self._columns if self.waits else group.split)
                 norms = None
                 if own.stop > own.start:
-                    output[rows, :, own], norms = _dense(before, *(each[:, :, own] for each in tensors), scale)
+                    read, norms = _dense(before, tensors, own, scale)
+                    output[rows, :, own] = read
+                    del read  # as large as the queries, and the policy is asked next
                 kept = self._decided(layer, group, tensors, norms)
                 if self.waits:
                     continue
@@ -186,9 +188,10 @@ class Reading:
 
 
 def _dense(
-    before: CompressedLayer | None, query: Tensor, key: Tensor, value: Tensor, scale: float
+    before: CompressedLayer | None, tensors: tuple[Tensor, Tensor, Tensor], own: slice, scale: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of new tokens over themselves and what was held before; the log-sum-exp where nothing was."""
+    """Attention of some columns over themselves and what was held before; the log-sum-exp where nothing was."""
+    query, key, value = (each[:, :, own] for each in tensors)
     if before is None:
         return compat.fused_causal_attention(query, key, value, scale)
     return extended(before, key, value).attend(query, scale), None
