@@ -38,6 +38,7 @@ integration: $(STAMP) ## the tests on the default model
 bench: $(STAMP) ## the measurements behind the numbers in README and docs
 	$(BIN)/python benchmarks/efficiency.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/vs_kvpress.py
 
 docs: $(STAMP) ## the reference, from the docstrings, into docs/build

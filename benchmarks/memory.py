@@ -10,13 +10,11 @@ from __future__ import annotations
 import argparse
 import resource
 import sys
-import threading
-import time
 from typing import Any
 
-import psutil
 from bench_report import BenchReport
 from cold_run import cold_run
+from peak_memory import PeakMemory
 from samples import make_samples
 from subject import EIGHT, FOUR_RATIOS, Model, add_model_options, load_model
 
@@ -29,33 +27,6 @@ from cachecraft.runtime.gather import compressed_cache
 from cachecraft.terminal import one_sentence
 
 ALLOWED = 2e9  # bytes beside the model
-
-
-class PeakMemory:
-    """The largest resident size of this process inside a `with` block, looked at every few milliseconds."""
-
-    def __init__(self, every: float = 0.005) -> None:
-        """Look every `every` seconds."""
-        self._every, self._stop = every, threading.Event()
-        self._process = psutil.Process()
-        self.before = self.peak = 0
-
-    def __enter__(self) -> PeakMemory:
-        """Start looking."""
-        self.before = self.peak = self._process.memory_info().rss
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop looking."""
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.is_set():
-            self.peak = max(self.peak, self._process.memory_info().rss)
-            time.sleep(self._every)
 
 
 def parse_options() -> argparse.Namespace:

@@ -4,6 +4,9 @@
     context = cachecraft.prefill(model, tokenizer, text, policy="keydiff", ratio=0.75)
     context.ask("What is the special magic number?")
 
+    with cachecraft.compress(model, policy="snapkv", ratio=0.75):
+        model.generate(**batch)
+
     cachecraft.evaluate("smollm2", policies=["snapkv", "keydiff"], ratios=[0.75], tasks=["ruler:niah_single_1"])
 
 The names below are loaded on first use, so that importing the package is quick.
@@ -27,18 +30,24 @@ if TYPE_CHECKING:
     from cachecraft.policy.contract import builtin_policies as builtin_policies
     from cachecraft.policy.contract import load_policy as load_policy
     from cachecraft.policy.features import Features as Features
+    from cachecraft.runtime.compress import CompressedPrompt as CompressedPrompt
+    from cachecraft.runtime.compress import Compression as Compression
+    from cachecraft.runtime.compress import compress as compress
     from cachecraft.runtime.context import CompressedContext as CompressedContext
     from cachecraft.runtime.context import load as load_context
     from cachecraft.runtime.context import prefill as prefill
 
 _HOMES = {
     "CompressedContext": ("cachecraft.runtime.context", "CompressedContext"),
+    "CompressedPrompt": ("cachecraft.runtime.compress", "CompressedPrompt"),
+    "Compression": ("cachecraft.runtime.compress", "Compression"),
     "Evaluation": ("cachecraft.api", "Evaluation"),
     "Features": ("cachecraft.policy.features", "Features"),
     "LoadedModel": ("cachecraft.models", "LoadedModel"),
     "Policy": ("cachecraft.policy.contract", "Policy"),
     "builtin_policies": ("cachecraft.policy.contract", "builtin_policies"),
     "check_policy": ("cachecraft.policy.check", "check_policy"),
+    "compress": ("cachecraft.runtime.compress", "compress"),
     "evaluate": ("cachecraft.api", "evaluate"),
     "fetch_model": ("cachecraft.models", "fetch"),
     "load_context": ("cachecraft.runtime.context", "load"),
@@ -51,6 +60,8 @@ _HOMES = {
 __all__ = [
     "CacheCraftError",
     "CompressedContext",
+    "CompressedPrompt",
+    "Compression",
     "Evaluation",
     "Features",
     "LoadedModel",
@@ -58,6 +69,7 @@ __all__ = [
     "__version__",
     "builtin_policies",
     "check_policy",
+    "compress",
     "evaluate",
     "fetch_model",
     "load_context",

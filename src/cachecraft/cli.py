@@ -9,6 +9,7 @@ import typer
 
 from cachecraft import __version__
 from cachecraft.cli_discover import discover_app
+from cachecraft.cli_generate import generate
 from cachecraft.errors import BudgetError, CacheCraftError, RunError
 from cachecraft.terminal import item_progress, one_sentence, out, say
 
@@ -21,6 +22,7 @@ app = typer.Typer(
 model_app = typer.Typer(no_args_is_help=True, help="The built-in model.")
 app.add_typer(model_app, name="model")
 app.registered_commands += discover_app.registered_commands
+app.command()(generate)
 
 DEMO_POLICIES = ("streaming_llm", "knorm", "keydiff", "vnorm", "vk_ratio", "snapkv", "tova", "frc")
 DEMO_RATIOS = (0.5, 0.75, 0.88)
@@ -140,12 +142,17 @@ def show(
     policy: Annotated[str, typer.Option(help="Name as in the table; full, hindsight and random too.")],
     task: Annotated[str, typer.Option(help="Name of a task of the run.")],
     limit: Annotated[int, typer.Option(help="The most items to show.")] = 5,
+    retention: Annotated[bool, typer.Option("--retention", help="What was kept of each segment instead.")] = False,
 ) -> None:
     """Show a policy's answers item by item: the end of the prompt, references, answer and score at each budget."""
     with one_sentence():
+        from cachecraft.reporting.retention import print_retention
         from cachecraft.reporting.samples import print_samples
 
-        print_samples(out, run, policy=policy, task=task, limit=limit)
+        if retention:
+            print_retention(out, run, policy=policy, task=task)
+        else:
+            print_samples(out, run, policy=policy, task=task, limit=limit)
 
 
 @app.command()

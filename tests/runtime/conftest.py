@@ -37,29 +37,27 @@ def dense_layers(model: PreTrainedModel, ids: Sequence[int]) -> Dense:
     return layers
 
 
-def masked_logits(model: PreTrainedModel, ids: Sequence[int], new: Sequence[int], masks: Sequence[Tensor]) -> Tensor:
-    """Logits (N, vocabulary) of the new tokens in one dense pass in which they do not see evicted entries.
+def visible_logits(model: PreTrainedModel, ids: Sequence[int], visible: Sequence[Tensor]) -> Tensor:
+    """Logits (S, vocabulary) of one dense pass in which each token sees what it is allowed to.
 
-    `masks` holds for each layer which of the context's entries each kv head keeps, (G, T) bool; a sliding window hides
+    `visible` holds for each layer and kv head which entries each token sees, (G, S, S) bool; a sliding window hides
     what it hides on top of that.
     """
-    tokens, total = len(ids), len(ids) + len(new)
-    away = torch.arange(total).unsqueeze(1) - torch.arange(total)
+    away = torch.arange(len(ids)).unsqueeze(1) - torch.arange(len(ids))
 
     def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **more: Any) -> Any:
         group = query.shape[1] // key.shape[1]
-        visible = ((away >= 0) & (away < (more.get("sliding_window") or total))).repeat(query.shape[1], 1, 1)
-        kept = masks[module.layer_idx].repeat_interleave(group, dim=0)  # (H, T)
-        visible[:, tokens:, :tokens] &= kept[:, None, :]
+        allowed = visible[module.layer_idx].repeat_interleave(group, dim=0)  # (H, S, S)
+        allowed = allowed & (away < (more.get("sliding_window") or len(ids)))
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
         logits = query @ key.transpose(2, 3) * more["scaling"]
         if more.get("softcap") is not None:
             logits = (logits / more["softcap"]).tanh() * more["softcap"]
-        weights = logits.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+        weights = logits.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
         return (weights @ value).transpose(1, 2).contiguous(), None
 
     with attending_by(model, attention), torch.no_grad():
-        return model(input_ids=torch.tensor([[*ids, *new]]), use_cache=False).logits[0, tokens:]
+        return model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
 
 
 @contextmanager
@@ -72,6 +70,18 @@ def attending_by(model: PreTrainedModel, function: Callable[..., Any]) -> Iterat
         yield
     finally:
         model.config._attn_implementation = before
+
+
+def masked_logits(model: PreTrainedModel, ids: Sequence[int], new: Sequence[int], masks: Sequence[Tensor]) -> Tensor:
+    """Logits (N, vocabulary) of the new tokens in one dense pass in which they do not see evicted entries.
+
+    `masks` holds for each layer which of the context's entries each kv head keeps, (G, T) bool; see `visible_logits`.
+    """
+    tokens, total = len(ids), len(ids) + len(new)
+    visible = torch.ones(total, total, dtype=torch.bool).tril().repeat(len(masks), masks[0].shape[0], 1, 1)
+    for allowed, kept in zip(visible, masks, strict=True):
+        allowed[:, tokens:, :tokens] &= kept[:, None, :]
+    return visible_logits(model, [*ids, *new], list(visible))[tokens:]
 
 
 def compressed_logits(
@@ -103,6 +113,7 @@ def reference() -> SimpleNamespace:
         random_ids=random_ids,
         dense_layers=dense_layers,
         masked_logits=masked_logits,
+        visible_logits=visible_logits,
         compressed_logits=compressed_logits,
         attending_by=attending_by,
         random_mask=random_mask,

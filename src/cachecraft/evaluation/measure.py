@@ -14,6 +14,7 @@ from cachecraft.chat import token_ids
 from cachecraft.evaluation.answers import Question, answer_ids, answers
 from cachecraft.evaluation.cells import Cell, Regime, Scoring
 from cachecraft.evaluation.forced import fidelities, likelihoods, queries_of
+from cachecraft.evaluation.retention import compressed_segments, retention
 from cachecraft.evaluation.selections import Selections, Subject
 from cachecraft.evaluation.settings import Settings
 from cachecraft.evaluation.store import Result
@@ -57,13 +58,14 @@ def split_prompt(prompt: Prompt, regime: Regime) -> tuple[tuple[int, ...], tuple
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """An item whose context is recorded and decided on."""
+    """An item whose context is recorded and decided on, with what each cell retained of its segments."""
 
     pending: Pending
     trace: Trace
     selections: Selections
     follow: tuple[int, ...]
     targets: list[tuple[int, ...]]
+    retained: dict[int, dict[str, Any]]
 
     def good(self, scoring: Scoring) -> list[Cell]:
         """The cells of a scoring whose policies were not rejected."""
@@ -115,7 +117,14 @@ def _prepare(subject: Subject, settings: Settings, pending: Pending, clock: Stop
     if any(cell.label == "hindsight" for cell in cells):
         with clock.phase("hindsight"):
             selections.add_hindsight(trace, cells, queries_of(subject.structure, trace, follow, targets[0]))
-    return _Prepared(pending, trace, selections, follow, targets)
+    with clock.phase("retention"):
+        segments = compressed_segments(subject.tokenizer, pending.item, prompt, trace.tokens)
+        decided = [(cell, selections.of(cell)) for cell in cells]
+        layers = subject.structure.compressed
+        retained = {
+            id(cell): retention([masks[layer] for layer in layers], segments) for cell, masks in decided if masks
+        }
+    return _Prepared(pending, trace, selections, follow, targets, retained)
 
 
 def _question(subject: Subject, prepared: _Prepared) -> Question:
@@ -166,20 +175,13 @@ def _until_stop(text: str, stops: Sequence[str]) -> str:
 
 def _results(prepared: _Prepared, values: dict[tuple[int, Scoring], Value]) -> list[Result]:
     jobs = prepared.pending.jobs.items()
-    return [
-        _result(key, prepared.pending.item, cell, scoring, prepared.selections, values.get((id(cell), scoring)))
-        for key, (cell, scoring) in jobs
-    ]
+    return [_result(key, prepared, cell, scoring, values.get((id(cell), scoring))) for key, (cell, scoring) in jobs]
 
 
 def _result(
-    key: str,
-    item: Item,
-    cell: Cell,
-    scoring: Scoring,
-    selections: Selections,
-    value: tuple[float, dict[str, Any]] | None,
+    key: str, prepared: _Prepared, cell: Cell, scoring: Scoring, value: tuple[float, dict[str, Any]] | None
 ) -> Result:
+    item, selections = prepared.pending.item, prepared.selections
     empty = Result(
         id=key,
         task=item.task,
@@ -204,7 +206,7 @@ def _result(
         empty,
         state="ok",
         value=value[0],
-        detail=value[1],
+        detail=value[1] | {"retention": prepared.retained[id(cell)]},
         kept_bytes=selections.bytes_kept(cell),
         forced=selections.forced(cell),
     )

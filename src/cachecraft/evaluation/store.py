@@ -47,7 +47,7 @@ class Result:
         value: The score: the task's metric, the mean log-probability in nats, or the token agreement; None if rejected.
         tokens: Entries of the context. kept_bytes, full_bytes: Of the compressed and the whole cache.
         forced: Whether protection left nothing to the scorer.
-        detail: What else was seen: the answer, forced_match, kl.
+        detail: What else was seen: the answer, forced_match, kl; `retention` as evaluation/retention.py makes it.
     """
 
     id: str

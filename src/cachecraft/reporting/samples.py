@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -26,6 +27,18 @@ def print_samples(console: Console, folder: Path, *, policy: str, task: str, lim
     """
     if limit < 1:
         raise RunError(f"{limit} items cannot be shown; ask for at least 1.")
+    task, results, texts = results_of(folder, policy=policy, task=task)
+    items: dict[int, list[Result]] = {}
+    for result in results:
+        items.setdefault(result.number, []).append(result)
+    for number in sorted(items)[:limit]:
+        _print_item(console, number, task, items[number], texts.get(items[number][0].item, {}))
+    if len(items) > limit:
+        console.print(f"{len(items) - limit} more; --limit {len(items)} shows all.", markup=False)
+
+
+def results_of(folder: Path, *, policy: str, task: str) -> tuple[str, list[Result], dict[str, dict[str, Any]]]:
+    """The full name of a task, a row's results on it and the stored texts of its items; see `print_samples`."""
     store = read_run(folder)
     results, texts = store.results(), store.item_texts()
     store.close()
@@ -36,16 +49,10 @@ def print_samples(console: Console, folder: Path, *, policy: str, task: str, lim
         task = f"ruler:{task}"
     if task not in tasks:
         raise UnknownNameError("task in this run", task, tasks)
-    items: dict[int, list[Result]] = {}
-    for result in results:
-        if result.label == policy and result.task == task:
-            items.setdefault(result.number, []).append(result)
-    if not items:
+    found = [result for result in results if result.label == policy and result.task == task]
+    if not found:
         raise RunError(f"{folder} holds nothing of {policy} on {task} yet.")
-    for number in sorted(items)[:limit]:
-        _print_item(console, number, task, items[number], texts.get(items[number][0].item, {}))
-    if len(items) > limit:
-        console.print(f"{len(items) - limit} more; --limit {len(items)} shows all.", markup=False)
+    return task, found, texts
 
 
 def _print_item(console: Console, number: int, task: str, results: list[Result], text: dict[str, object]) -> None:
@@ -66,7 +73,7 @@ def _print_item(console: Console, number: int, task: str, results: list[Result],
         elif result.scoring == "answer":
             line(result.budget, f"{result.value:.2f}  ({kept})  {_flat(result.detail.get('answer'), 200)!r}")
         else:
-            extra = ", ".join(f"{key} {value}" for key, value in result.detail.items())
+            extra = ", ".join(f"{key} {value}" for key, value in result.detail.items() if key != "retention")
             line(result.budget, f"{result.scoring} {result.value:.3f}  ({kept})  {extra}")
     console.print()
 

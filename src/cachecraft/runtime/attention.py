@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -62,12 +62,20 @@ class LayerCall:
 Observer = Callable[[LayerCall], None]
 
 
+class Turn(Protocol):
+    """A forward pass over new tokens of a batch, whose padding and eviction are its own business."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of the new tokens: queries (B, H, N, D) over what is held and keys, values (B, G, N, D)."""
+
+
 @dataclass(frozen=True)
 class _Session:
     """What the attention function needs to know during one `with attending(...)`."""
 
     cache: CompressedCache | PackedCache | None
     observer: Observer | None
+    turn: Turn | None
 
 
 _SESSION: ContextVar[_Session | None] = ContextVar("cachecraft_attention", default=None)
@@ -77,7 +85,11 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @contextmanager
 def attending(
-    model: PreTrainedModel, *, cache: CompressedCache | PackedCache | None = None, observer: Observer | None = None
+    model: PreTrainedModel,
+    *,
+    cache: CompressedCache | PackedCache | None = None,
+    observer: Observer | None = None,
+    turn: Turn | None = None,
 ) -> Iterator[None]:
     """Run `model` with CacheCraft's attention inside the block; the model's own setting returns afterwards.
 
@@ -85,6 +97,7 @@ def attending(
         model: The model; its attention setting is restored whatever happens inside.
         cache: The compressed cache that calls inside the block will use, if any.
         observer: Called once per layer and forward pass with a `LayerCall`.
+        turn: Does the attention of the one forward pass in the block instead, padding included.
 
     Other threads wait until the block ends, so it should not be left open across a `yield`.
 
@@ -92,15 +105,20 @@ def attending(
         ModelError: Inside the block: the model is given padding or a static or quantised cache.
     """
     compat.register_attention(ATTENTION_NAME, _attention)
-    with _ONE_AT_A_TIME, _refusing_what_is_not_ours(model), _attended(cache):
+    with _ONE_AT_A_TIME, nullcontext() if turn else _refusing_what_is_not_ours(model), _attended(cache):
         before = model.config._attn_implementation
-        token = _SESSION.set(_Session(cache, observer))
+        token = _SESSION.set(_Session(cache, observer, turn))
         try:
             model.config._attn_implementation = ATTENTION_NAME
             yield
         finally:
             model.config._attn_implementation = before
             _SESSION.reset(token)
+
+
+def running() -> bool:
+    """Whether this thread is inside a `with attending(...)`."""
+    return _SESSION.get() is not None
 
 
 @contextmanager
@@ -156,7 +174,9 @@ def _attention(
     scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
     softcap, window = kwargs.get("softcap"), kwargs.get("sliding_window")
     logsumexp: Tensor | None = None
-    if isinstance(session.cache, CompressedCache):
+    if session.turn is not None:
+        output = session.turn.attend(layer, query, key, value, scale)
+    elif isinstance(session.cache, CompressedCache):
         output = session.cache.attend(layer, query, scale, softcap=softcap, window=window)
     elif session.cache is not None:
         if softcap is not None:

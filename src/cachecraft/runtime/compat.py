@@ -7,6 +7,7 @@ What differs between model classes is in `cachecraft.runtime.families`.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 import transformers
 from packaging.version import Version
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import StaticLayer
 
 from cachecraft.errors import ModelError
@@ -85,6 +86,30 @@ def cache_keyword(model: torch.nn.Module) -> str:
         if name in parameters:
             return name
     raise ModelError(f"{type(model).__name__}.forward takes no cache; it cannot be compressed.")
+
+
+def undecodable(model: PreTrainedModel, config: GenerationConfig | None, settings: dict[str, Any]) -> str:
+    """What of a `generate` call does not work on a cache whose entries were evicted, in words; "" if all of it does.
+
+    Args:
+        model: The model that is to generate.
+        config: The `generation_config` of the call, if there is one.
+        settings: Its keyword arguments.
+    """
+    merged = copy.deepcopy(model.generation_config or GenerationConfig())
+    for given in (config.to_dict() if config is not None else {}, settings):
+        merged.update(**{key: value for key, value in given.items() if value is not None})
+    mode = str(merged.get_generation_mode(settings.get("assistant_model")).value)
+    if mode not in ("greedy_search", "sample"):
+        return mode.replace("_", " ")
+    implementation = merged.cache_implementation
+    if implementation not in (None, "dynamic"):
+        return f"cache_implementation={implementation!r}"
+    if merged.use_cache is False:
+        return "use_cache=False"
+    if getattr(merged, "prefill_chunk_size", None) is not None:
+        return "prefill_chunk_size, which reads a prompt in pieces"
+    return ""
 
 
 def hidden_states(model: PreTrainedModel, ids: Tensor, positions: Tensor, cache: Any | None) -> Tensor:

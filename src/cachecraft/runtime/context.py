@@ -7,7 +7,7 @@ Measuring policies is the evaluation's business.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from cachecraft.chat import Frame, frame, token_ids
-from cachecraft.errors import BudgetError, ModelError, PolicyLoadError
-from cachecraft.policy.allocation import allocated
-from cachecraft.policy.contract import Policy, load_policy
-from cachecraft.policy.decide import Scored, decide, keep_count, score, select
-from cachecraft.policy.features import LayerFeatures
+from cachecraft.errors import ModelError
+from cachecraft.policy.contract import Policy
 from cachecraft.runtime import compat
 from cachecraft.runtime.attention import LayerCall, attending
 from cachecraft.runtime.cache import CompressedCache, CompressedLayer
 from cachecraft.runtime.context_file import ContextRecord, read_context, write_context
+from cachecraft.runtime.eviction import Budgeted, Eviction, Kept
 from cachecraft.runtime.features import SequenceFeatures, observe_prefill
-from cachecraft.runtime.gather import compressed_layer, window_layer
 from cachecraft.runtime.structure import ModelStructure
 
 
@@ -41,6 +38,7 @@ class CompressedContext:
         policy: Name of the policy that chose, with the parameters that differ from their defaults.
         policy_id: SHA-256 of the policy's program, parameters and selector.
         forced: Protection filled the whole budget of every layer, so that the policy's scores decided nothing.
+        scoring_seconds: What the policy's features, scores and selection took; 0.0 for a loaded context.
     """
 
     policy: str
@@ -51,6 +49,7 @@ class CompressedContext:
     _frame: Frame
     _gap: str  # what comes between the text and a question
     _cache: CompressedCache
+    scoring_seconds: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -100,8 +99,18 @@ class CompressedContext:
         """
         return "".join(self.stream(question, max_new_tokens=max_new_tokens, answer_prefix=answer_prefix))
 
-    def stream(self, question: str, *, max_new_tokens: int = 128, answer_prefix: str = "") -> Iterator[str]:
-        """The same answer as `ask`, in pieces of text as they come; same arguments and errors."""
+    def stream(
+        self,
+        question: str,
+        *,
+        max_new_tokens: int = 128,
+        answer_prefix: str = "",
+        on_token: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[str]:
+        """The same answer as `ask`, in pieces of text as they come; same arguments and errors.
+
+        A piece may take several tokens to show; `on_token` is called with each one's id as soon as it is known.
+        """
         prompt = token_ids(self._tokenizer, self._gap + question if question else "")
         prompt += token_ids(self._tokenizer, self._frame.tail + answer_prefix)
         if not prompt:
@@ -115,12 +124,13 @@ class CompressedContext:
                 f"the model's context of {self._structure.context}; ask for less or read a shorter text."
             )
         self._structure.require_room(total, read=self.tokens)
-        return self._pieces(prompt, max_new_tokens)
+        return self._pieces(prompt, max_new_tokens, on_token)
 
-    def _pieces(self, prompt: tuple[int, ...], max_new_tokens: int) -> Iterator[str]:
+    def _pieces(self, prompt: tuple[int, ...], max_new_tokens: int, on_token: Callable[[int], None]) -> Iterator[str]:
         answer: list[int] = []
         told = ""
         for token in self._greedy(prompt, max_new_tokens):
+            on_token(token)
             answer.append(token)
             text = self._text(answer)
             # A character of several tokens shows as a replacement character until it is complete.
@@ -217,64 +227,36 @@ def prefill(
         ModelError: The model is not supported, or the text is longer than its context.
         PolicyError: The policy cannot be loaded or breaks the contract.
     """
-    if ratio is None and keep is None:
-        raise BudgetError("Say how much to keep: ratio=0.5 evicts half of the entries, keep=512 keeps 512 per head.")
-    keep_count(1, ratio, keep)  # a budget that means nothing is refused before anything is computed
-    if isinstance(policy, str):
-        policy = load_policy(policy, selector=selector)
-    elif selector is not None:
-        raise PolicyLoadError(f"Policy {policy.name} is loaded already; give the selector {selector!r} to load_policy.")
+    asked = Budgeted.of(policy, ratio, keep, selector)
     structure = ModelStructure.of(model, force=force)
     around = frame(tokenizer)
     ids = around.first_ids + token_ids(tokenizer, around.head + text)
-    eviction = _Eviction(policy, SequenceFeatures.of(structure, tokenizer, ids), keep_count(len(ids) or 1, ratio, keep))
-    observe_prefill(structure, ids, eviction.see)
+    if not ids:
+        raise ModelError("The text has no tokens; give one that is not empty.")
+    eviction = Eviction(asked, SequenceFeatures.of(structure, tokenizer, ids))
+    layers: dict[int, CompressedLayer] = {}
+
+    def take(kept: Kept) -> None:
+        counts, window = kept.counts.unsqueeze(0), structure.windows[kept.layer]
+        layers[kept.layer] = CompressedLayer(kept.keys, kept.values, counts, len(ids), window=window)
+
+    def see(call: LayerCall) -> None:
+        kept = eviction.see(call.layer, *call.alone())
+        if kept is not None:
+            take(kept)
+
+    observe_prefill(structure, ids, see)
+    for kept in eviction.rest():
+        take(kept)
     gap = "" if not text or text.endswith("\n") else "\n"
     return CompressedContext(
-        policy.name, policy.id, eviction.forced, structure, tokenizer, around, gap, eviction.finish()
+        asked.policy.name,
+        asked.policy.id,
+        eviction.forced,
+        structure,
+        tokenizer,
+        around,
+        gap,
+        CompressedCache([layers[layer] for layer in range(structure.layers)]),
+        eviction.seconds,
     )
-
-
-class _Eviction:
-    """Takes each layer of a dense prefill as it comes and keeps what the policy chooses of it."""
-
-    def __init__(self, policy: Policy, sequence: SequenceFeatures, keep: int) -> None:
-        self._policy, self._sequence = policy, sequence
-        self._keep = torch.full((sequence.structure.kv_heads,), keep, dtype=torch.int64)
-        self._layers: dict[int, CompressedLayer] = {}
-        self._waiting: list[tuple[LayerFeatures, Scored]] = []  # only for a policy that divides the budget itself
-        self.forced = True
-
-    def see(self, call: LayerCall) -> None:
-        """Evict one layer, or only score it if its budget depends on the others."""
-        window = self._sequence.structure.windows[call.layer]
-        if window is not None:
-            self._layers[call.layer] = window_layer(call.keys[0], call.values[0], window)
-            return
-        features = self._sequence.layer(call.layer, *call.alone())
-        if self._policy.has_allocate:
-            self._waiting.append((features, score(self._policy, features, self._keep)))
-            features.release()
-            return
-        (decision,) = decide(self._policy, features, [self._keep])
-        self._take(features, decision.mask, decision.forced)
-
-    def _take(self, features: LayerFeatures, mask: Tensor, forced: bool) -> None:
-        keys, values = features.given("keys"), features.given("values")
-        self._layers[features.layer] = compressed_layer(keys, values, mask.unsqueeze(0), seen=features.tokens)
-        self.forced &= forced
-
-    def finish(self) -> CompressedCache:
-        """The cache, once all layers were seen."""
-        if self._waiting:
-            layers = len(self._waiting)
-            total = int(self._keep.sum()) * layers
-            tokens = self._waiting[0][0].tokens
-            counts = allocated(self._policy, [scored.scores for _, scored in self._waiting], total, tokens)
-            for index in range(layers):
-                features, scored = self._waiting.pop(0)
-                own = counts[index]
-                scored = score(self._policy, features, own) if scored.read_keep else scored
-                decision = select(self._policy, scored, own, features)
-                self._take(features, decision.mask, decision.forced)
-        return CompressedCache([self._layers[layer] for layer in sorted(self._layers)])

@@ -18,6 +18,7 @@ from cachecraft.errors import ModelError
 from cachecraft.policy.features import LayerFeatures, RotaryTable
 from cachecraft.runtime import compat, families
 from cachecraft.runtime.attention import LayerCall, Observer, attending
+from cachecraft.runtime.slices import token_slices
 from cachecraft.runtime.structure import ModelStructure
 
 
@@ -28,20 +29,27 @@ class SequenceFeatures:
     Attributes:
         structure: The model's structure.
         ids: The tokens, T of them.
-        rotary: For each compressed layer the model's rotation, up to T and a margin.
-        special, punctuation: (T,) bool, which tokens are special ones, which are nothing but punctuation.
+        rotary: For each compressed layer the model's rotation, up to the last position and a margin.
+        special, punctuation: (T,) bool, which tokens are special ones, which are nothing but punctuation; None where
+            no tokenizer is known, and policies that need them are refused.
+        positions: (T,) int64 true positions; None for 0 … T-1.
     """
 
     structure: ModelStructure
     ids: tuple[int, ...]
     rotary: Mapping[int, RotaryTable]
-    special: Tensor
-    punctuation: Tensor
+    special: Tensor | None
+    punctuation: Tensor | None
+    positions: Tensor | None = None
 
     @classmethod
-    def of(cls, structure: ModelStructure, tokenizer: Any, ids: Sequence[int]) -> SequenceFeatures:
+    def of(
+        cls, structure: ModelStructure, tokenizer: Any | None, ids: Sequence[int], positions: Tensor | None = None
+    ) -> SequenceFeatures:
         """Look the tokens up once, for all layers."""
-        return cls(structure, tuple(ids), structure.rotary(len(ids)), *token_masks(tokenizer, ids))
+        special, punctuation = (None, None) if tokenizer is None else token_masks(tokenizer, ids)
+        reach = len(ids) if positions is None else int(positions.max()) + 1
+        return cls(structure, tuple(ids), structure.rotary(reach), special, punctuation, positions)
 
     def layer(
         self,
@@ -68,6 +76,10 @@ class SequenceFeatures:
         device = keys.device
         rotary = self.rotary[index]
         projection = self.structure.output_projection(index)
+
+        def here(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device)
+
         return LayerFeatures(
             keys,
             values,
@@ -75,12 +87,13 @@ class SequenceFeatures:
             layer=index,
             layers=layers or self.structure.layers,
             rotary=RotaryTable(rotary.cos.to(device), rotary.sin.to(device)),
-            output_projection=None if projection is None else projection.to(device),
+            output_projection=here(projection),
             scaling=self.structure.scaling(index),
             softcap=self.structure.softcap,
+            positions=here(self.positions),
             logsumexp=logsumexp,
-            special_mask=self.special.to(device),
-            punctuation_mask=self.punctuation.to(device),
+            special_mask=here(self.special),
+            punctuation_mask=here(self.punctuation),
             seed=content_seed(self.ids, index),
             strict=strict,
         )
@@ -117,7 +130,7 @@ def observe_prefill(structure: ModelStructure, ids: Sequence[int], observer: Obs
 
     tokens = torch.tensor([list(ids)], device=model.device)
     positions = torch.arange(len(ids), device=model.device).unsqueeze(0)
-    with torch.no_grad(), attending(model, observer=watched):
+    with torch.no_grad(), attending(model, observer=watched), token_slices(model):
         compat.hidden_states(model, tokens, positions, None)
     if seen != list(range(structure.layers)):
         raise ModelError(

@@ -10,6 +10,25 @@ from torch import Tensor
 from cachecraft.runtime.cache import CompressedCache, CompressedLayer
 
 
+def kept_entries(keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The entries that selections from one sequence keep, one after another.
+
+    Args:
+        keys: (G, T, D), dense.
+        values: (G, T, D).
+        mask: (B, G, T) bool, the kept entries of each of B rows.
+
+    Returns:
+        (S, D) keys and values by row, then head, each head in text order, and (B, G) int64 entries of each head, on
+        the CPU.
+    """
+    tokens = keys.shape[1]
+    where = mask.to(keys.device).nonzero()  # (S, 3), by row, then head, then position: text order
+    flat = where[:, 1] * tokens + where[:, 2]
+    kept = [dense.flatten(0, 1).index_select(0, flat) for dense in (keys, values)]
+    return kept[0], kept[1], mask.sum(dim=-1).cpu()
+
+
 def compressed_layer(
     keys: Tensor, values: Tensor, mask: Tensor, *, seen: int, window: int | None = None
 ) -> CompressedLayer:
@@ -25,11 +44,7 @@ def compressed_layer(
     Raises:
         ModelError: A head keeps nothing.
     """
-    tokens = keys.shape[1]
-    where = mask.to(keys.device).nonzero()  # (S, 3), by row, then head, then position: text order
-    flat = where[:, 1] * tokens + where[:, 2]
-    kept = [dense.flatten(0, 1).index_select(0, flat) for dense in (keys, values)]
-    return CompressedLayer(kept[0], kept[1], mask.sum(dim=-1).cpu(), seen, window=window)
+    return CompressedLayer(*kept_entries(keys, values, mask), seen, window=window)
 
 
 def in_window(dense: Tensor, window: int) -> Tensor:

@@ -1,0 +1,163 @@
+"""What one sequence keeps of each layer of its dense prefill, decided as soon as the layer is done.
+
+A compressed context reads one text through it, a compressed `generate` one for each row of its batch. It runs no model
+and stores nothing beyond what a policy that divides its budget over the layers has to wait for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cachecraft.errors import BudgetError, PolicyLoadError
+from cachecraft.policy.allocation import allocated
+from cachecraft.policy.contract import Policy, load_policy
+from cachecraft.policy.decide import Decision, Scored, decide, keep_count, score, select
+from cachecraft.policy.features import LayerFeatures
+from cachecraft.runtime.features import SequenceFeatures
+from cachecraft.runtime.gather import in_window, kept_entries
+
+
+@dataclass(frozen=True)
+class Budgeted:
+    """A policy and how much it may keep, checked before anything is computed.
+
+    Attributes:
+        policy: The loaded policy.
+        ratio: Share of the entries to evict, or None.
+        keep: Entries to keep per kv head on average, or None.
+    """
+
+    policy: Policy
+    ratio: float | None
+    keep: int | None
+
+    @classmethod
+    def of(cls, policy: str | Policy, ratio: float | None, keep: int | None, selector: str | None) -> Budgeted:
+        """Load the policy and refuse a budget that means nothing.
+
+        Raises:
+            BudgetError: Both or neither of ratio and keep are given, or the number means nothing.
+            PolicyError: The policy cannot be loaded.
+        """
+        if ratio is None and keep is None:
+            raise BudgetError(
+                "Say how much to keep: ratio=0.5 evicts half of the entries, keep=512 keeps 512 per head."
+            )
+        keep_count(1, ratio, keep)
+        if isinstance(policy, str):
+            policy = load_policy(policy, selector=selector)
+        elif selector is not None:
+            raise PolicyLoadError(
+                f"Policy {policy.name} is loaded already; give the selector {selector!r} to load_policy."
+            )
+        return cls(policy, ratio, keep)
+
+    def entries(self, tokens: int) -> int:
+        """Entries to keep per kv head of `tokens`."""
+        return keep_count(tokens, self.ratio, self.keep)
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What one sequence keeps of a layer.
+
+    Attributes:
+        layer: Index of the layer.
+        keys: (S, D) of all kv heads one after another, each in text order.
+        values: (S, D) likewise.
+        counts: (G,) int64 on the CPU, entries of each head.
+    """
+
+    layer: int
+    keys: Tensor
+    values: Tensor
+    counts: Tensor
+
+
+class Eviction:
+    """Takes the layers of one sequence as they come and says what the policy keeps of each.
+
+    Attributes:
+        forced: Protection filled the whole budget of every layer seen, so that the scores decided nothing.
+        seconds: Time spent on features, scores and selection; of layers that ran on another device up to the moment
+            their decision was known here.
+    """
+
+    def __init__(self, asked: Budgeted, sequence: SequenceFeatures) -> None:
+        """Begin with no layer seen.
+
+        Args:
+            asked: The policy and its budget.
+            sequence: The sequence's tokens; the budget is of as many entries.
+        """
+        self._policy, self._sequence = asked.policy, sequence
+        keep = asked.entries(len(sequence.ids))
+        self._keep = torch.full((sequence.structure.kv_heads,), keep, dtype=torch.int64)
+        self._waiting: list[tuple[LayerFeatures, Scored]] = []  # only for a policy that divides the budget itself
+        self.forced = True
+        self.seconds = 0.0
+
+    def see(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, logsumexp: Tensor | None) -> Kept | None:
+        """Decide on a layer; None if its budget depends on layers that come later (see `rest`).
+
+        Of a layer with a sliding window, no policy is asked: it keeps what the window will still show.
+
+        Args:
+            layer: Index of the layer; layers come in the model's order.
+            queries: (H, T, D) contiguous, post-RoPE.
+            keys: (G, T, D) contiguous, post-RoPE.
+            values: (G, T, D) contiguous.
+            logsumexp: (H, T) float32 of the scaled causal logits, if known.
+        """
+        window = self._sequence.structure.windows[layer]
+        if window is not None:
+            shown = in_window(keys, window), in_window(values, window)
+            return _kept(layer, *shown, torch.ones(shown[0].shape[:2], dtype=torch.bool))
+        with self._timed():
+            features = self._sequence.layer(layer, queries, keys, values, logsumexp)
+            if self._policy.has_allocate:
+                self._waiting.append((features, score(self._policy, features, self._keep)))
+                features.release()
+                return None
+            (decision,) = decide(self._policy, features, [self._keep])
+            return self._take(features, decision)
+
+    def _take(self, features: LayerFeatures, decision: Decision) -> Kept:
+        self.forced &= decision.forced
+        return _kept(features.layer, features.given("keys"), features.given("values"), decision.mask)
+
+    def rest(self) -> Iterator[Kept]:
+        """What is kept of each layer that had to wait, in order, once all layers were seen."""
+        if not self._waiting:
+            return
+        layers = len(self._waiting)
+        with self._timed():
+            total = int(self._keep.sum()) * layers
+            tokens = self._waiting[0][0].tokens
+            counts = allocated(self._policy, [scored.scores for _, scored in self._waiting], total, tokens)
+        for own in counts:
+            with self._timed():
+                features, scored = self._waiting.pop(0)  # its dense keys and values are let go with it
+                scored = score(self._policy, features, own) if scored.read_keep else scored
+                kept = self._take(features, select(self._policy, scored, own, features))
+            yield kept
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
+def _kept(layer: int, keys: Tensor, values: Tensor, mask: Tensor) -> Kept:
+    """Those of (G, T, D) keys and values that a (G, T) bool mask keeps."""
+    keys, values, counts = kept_entries(keys, values, mask.unsqueeze(0))
+    return Kept(layer, keys, values, counts[0])

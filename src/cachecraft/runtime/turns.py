@@ -1,0 +1,197 @@
+"""One forward pass of a model that is being compressed: it reads the tokens of a turn, or decodes after them.
+
+While a turn is read, each layer attends densely within every row's own tokens, lets the policy choose among them and
+keeps what was chosen before the next layer begins. The last tokens of a turn, its tail, attend to what was kept and
+stay. Padding takes part in nothing. Which passes read and which decode is decided in compress.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from cachecraft.errors import ModelError
+from cachecraft.runtime import compat
+from cachecraft.runtime.cache import CompressedLayer
+from cachecraft.runtime.eviction import Budgeted, Eviction, Kept
+from cachecraft.runtime.features import SequenceFeatures
+from cachecraft.runtime.new_tokens import NewTokens
+from cachecraft.runtime.structure import ModelStructure
+from cachecraft.runtime.turn_layers import TurnLayer, extended, followed, in_order
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """New tokens that all stay: the cache holds them already when their attention is asked for."""
+
+    layers: Sequence[CompressedLayer]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of the new tokens, (B, H, N, D), over everything held; (B, H, N, D)."""
+        return self.layers[layer].attend(query, scale)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Rows with the same padding: what is compressed of them lies in the columns from `start` up to `split`."""
+
+    rows: list[int]
+    start: int
+    split: int
+
+
+class Reading:
+    """A turn whose tokens are compressed, except for its last ones.
+
+    Attributes:
+        tail: How many columns at the end are held back.
+        waits: The policy divides its budget over the layers, so nothing is kept before all of them were seen: the
+            first pass attends densely, and the tail has to run again over what was kept then.
+    """
+
+    def __init__(
+        self,
+        structure: ModelStructure,
+        asked: Budgeted,
+        tokenizer: Any | None,
+        new: NewTokens,
+        hold_back: int,
+        held: Sequence[CompressedLayer],
+    ) -> None:
+        """Prepare to read.
+
+        Args:
+            structure: The model's structure.
+            asked: The policy and its budget, of each row's own tokens.
+            tokenizer: For policies that look at special tokens or punctuation; may be None.
+            new: The tokens to read.
+            hold_back: How many tokens at the end stay, whatever the policy.
+            held: What earlier turns left in each layer; empty at the first one. Later turns have no padding.
+        """
+        self._columns = new.ids.shape[1]
+        self._layer_count = structure.layers
+        self._held = held
+        self.tail = min(hold_back, self._columns)
+        by_pad: dict[int, list[int]] = {}
+        for row, pad in enumerate((0,) * len(new.pads) if held else new.pads):
+            by_pad.setdefault(pad, []).append(row)
+        self._groups = [_Group(rows, pad, max(pad, self._columns - self.tail)) for pad, rows in by_pad.items()]
+        self._evictions: dict[int, Eviction] = {}
+        for group in self._groups:
+            span = slice(group.start, group.split)
+            for row in group.rows if group.split > group.start else ():
+                ids, positions = new.ids[row, span].tolist(), new.positions[row, span]
+                self._evictions[row] = Eviction(asked, SequenceFeatures.of(structure, tokenizer, ids, positions))
+        self.waits = asked.policy.has_allocate and bool(self._evictions)
+        self._rest: dict[int, Iterator[Kept]] | None = None
+        self._layers: list[CompressedLayer] = []
+        self._next = 0  # the layer that this pass has to show next
+
+    @property
+    def scoring_seconds(self) -> float:
+        """Time spent on features, scores and selection, of all rows."""
+        return sum(eviction.seconds for eviction in self._evictions.values())
+
+    @property
+    def forced(self) -> bool:
+        """Whether protection left nothing to the scorer in any layer and row."""
+        return bool(self._evictions) and all(eviction.forced for eviction in self._evictions.values())
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Attention of the new tokens; what is kept of them is stored on the way.
+
+        Args:
+            layer: Index of the layer; each is asked once in a pass, in order.
+            query: (B, H, N, D) post-RoPE.
+            key: (B, G, N, D) post-RoPE.
+            value: (B, G, N, D).
+            scale: Factor of the dot products.
+
+        Returns:
+            (B, H, N, D), zeros where padding asks.
+        """
+        if layer != self._next:
+            self._refuse(f"layer {layer} where layer {self._next} was expected")
+        self._next += 1
+        # Laid out as the model wants it next, so that nothing is copied then.
+        output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]).transpose(1, 2)
+        before = self._held[layer] if self._held else None
+        parts = []
+        for group in self._groups:
+            rows: Any = group.rows if len(self._groups) > 1 else slice(None)
+            tensors = query[rows], key[rows], value[rows]
+            if self._rest is None:
+                own = slice(group.start, self._columns if self.waits else group.split)
+                norms = None
+                if own.stop > own.start:
+                    read, norms = _dense(before, tensors, own, scale)
+                    output[rows, :, own] = read
+                    del read  # as large as the queries, and the policy is asked next
+                kept = self._decided(layer, group, tensors, norms)
+                if self.waits:
+                    continue
+            else:
+                kept = [next(self._rest[row]) for row in group.rows if row in self._rest]
+            after = query.shape[2] - (self._columns - group.split)  # where the tail begins in this pass
+            tail_query, tail_key, tail_value = (each[:, :, after:] for each in tensors)
+            part = extended(followed(before, kept), tail_key, tail_value)
+            if tail_query.shape[2]:
+                output[rows, :, after:] = part.attend(tail_query, scale)
+            parts.append((group.rows, part))
+        if parts:
+            self._layers.append(in_order(parts))
+        return output
+
+    def _decided(
+        self, layer: int, group: _Group, tensors: tuple[Tensor, Tensor, Tensor], norms: Tensor | None
+    ) -> list[Kept]:
+        """What the policy keeps of the group's rows; nothing where it waits or a row is all tail."""
+        query, key, value = (each[:, :, group.start : group.split] for each in tensors)
+        kept = []
+        for place, row in enumerate(group.rows):
+            if row in self._evictions:
+                norm = None if norms is None else norms[place, :, : query.shape[2]].float().contiguous()
+                decided = self._evictions[row].see(
+                    layer, query[place].contiguous(), key[place].contiguous(), value[place].contiguous(), norm
+                )
+                kept += [] if decided is None else [decided]
+        return kept
+
+    def settle(self) -> None:
+        """Divide the budget of a policy that waits; a second pass over the tail follows unless there is no tail."""
+        self._require_all()
+        self._rest = {row: eviction.rest() for row, eviction in self._evictions.items()}
+        self._next = 0
+        if self.tail == 0:
+            for layer in range(self._layer_count):
+                parts = []
+                for group in self._groups:
+                    kept = [next(self._rest[row]) for row in group.rows]
+                    parts.append((group.rows, followed(self._held[layer] if self._held else None, kept)))
+                self._layers.append(in_order([(rows, part) for rows, part in parts if part is not None]))
+            self._next = self._layer_count
+
+    def finish(self, pads: Sequence[int], seen: int) -> list[TurnLayer]:
+        """The layers, once every one was read."""
+        self._require_all()
+        return [TurnLayer.adopt(layer, pads, seen) for layer in self._layers]
+
+    def _require_all(self) -> None:
+        if self._next != self._layer_count:
+            self._refuse(f"{self._next} of {self._layer_count} layers")
+
+    def _refuse(self, seen: str) -> None:
+        raise ModelError(f"The model showed CacheCraft {seen}; this model or transformers release cannot be used.")
+
+
+def _dense(
+    before: CompressedLayer | None, tensors: tuple[Tensor, Tensor, Tensor], own: slice, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of some columns over themselves and what was held before; the log-sum-exp where nothing was."""
+    query, key, value = (each[:, :, own] for each in tensors)
+    if before is None:
+        return compat.fused_causal_attention(query, key, value, scale)
+    return extended(before, key, value).attend(query, scale), None
