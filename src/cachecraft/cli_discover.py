@@ -103,6 +103,33 @@ def lineage(
                 out.print()
 
 
+@discover_app.command()
+def decompose(
+    run: Annotated[Path, typer.Argument(help="Folder of a discovery.")],
+    model: Annotated[str | None, typer.Option(help="The run's first when missing.")] = None,
+    samples: Annotated[int, typer.Option(help="Validation items of each task.")] = 6,
+    ratio: Annotated[float | None, typer.Option(help="Share to evict; the run's largest when missing.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+) -> None:
+    """Cross what was found with known scorers and selectors: how much is each side worth?"""
+    with one_sentence(lambda: _kept(run)):
+        from cachecraft.cli import _load
+        from cachecraft.discovery import decompose as cross
+        from cachecraft.reporting.search import decomposition_tables
+
+        loaded = _load(model, "auto", "auto", threads, None) if model else None
+        with item_progress("decompose") as progress:
+            found = cross(run, loaded, samples=samples, ratio=ratio, progress=progress)
+        for table in decomposition_tables(found.scores, found.worths):
+            out.print(table)
+            out.print()
+        out.print(
+            f"Points: 100 × exp of the mean log-likelihood of the reference answer, {found.items} validation items; "
+            "95 % paired bootstrap intervals.",
+            style="dim",
+        )
+
+
 def _candidate(text: str) -> int:
     try:
         return int(text.removeprefix("c"))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cachecraft import api
 from cachecraft.errors import RunError
 from cachecraft.evaluation.settings import Progress, versions
-from cachecraft.evaluation.store import open_run
+from cachecraft.evaluation.statistics import Estimate
+from cachecraft.evaluation.store import open_run, read_run
+from cachecraft.evolution.decompose import Worth, means, worth
 from cachecraft.evolution.lineage import export, with_provenance
 from cachecraft.evolution.loop import SearchProgress, baseline, leaders, search
 from cachecraft.evolution.population import Population
@@ -18,8 +22,14 @@ from cachecraft.evolution.settings import DiscoverySettings, SearchBudget
 from cachecraft.models import LoadedModel, load
 from cachecraft.policy.contract import builtin_policies, load_policy
 
-IDENTITY = ("models", "revisions", "dtypes", "tasks", "ratios", "length", "seed", "level", "features", "islands")
+# All that decides what a search does; only limits of time and workers may change between its commands.
+IDENTITY = (
+    *("command", "models", "revisions", "dtypes", "tasks", "ratios", "length", "seed", "level", "features", "islands"),
+    *("quick", "items", "batch", "again", "most", "validation"),
+)
 SHIPPED = 3  # policies that are written as files
+SCORERS = ("keydiff", "value_diversity", "snapkv", "random")  # crossed with what was found
+SELECTORS = ("tokens", "chunks:8", "chunks:20", "pages:16")
 
 
 @dataclass(frozen=True)
@@ -109,7 +119,7 @@ def discover(
     return Discovery(folder, files, best, line, tuple(tests))
 
 
-def _export(population: Population, folder: Path, record: dict[str, object]) -> tuple[tuple[Path, ...], Candidate]:
+def _export(population: Population, folder: Path, record: dict[str, Any]) -> tuple[tuple[Path, ...], Candidate]:
     """Write the best candidates as policy files that say where they come from."""
     chosen = list(leaders(population, SHIPPED))
     if not chosen:
@@ -122,7 +132,7 @@ def _export(population: Population, folder: Path, record: dict[str, object]) -> 
             ("parents", ", ".join(population.candidates[n].name for n in candidate.proposal.parents) or "none"),
             ("made by", f"{candidate.proposal.proposer}: {candidate.proposal.operator}"),
             ("seed", str(record["seed"])),
-            ("models", ", ".join(map(str, record["models"]))),  # type: ignore[call-overload]
+            ("models", ", ".join(record["models"])),
             ("searched on", f"{', '.join(population.tasks())} at {record['length']} tokens"),
             ("fitness", f"{candidate.fitness.mean:.4f} recovered likelihood over {candidate.fitness.items} items"),
         ]
@@ -138,3 +148,73 @@ def open_discovery(run: str | Path) -> Population:
         RunError: It holds no discovery.
     """
     return Population(Path(run))
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """Scorers crossed with selectors.
+
+    Attributes:
+        scores: By scorer and selector, the mean of exp of the mean log-likelihood, in points of 100.
+        worths: What each side brings against random scores and choosing single tokens, in points.
+        items: Items of each pair.
+    """
+
+    scores: dict[tuple[str, str], Estimate]
+    worths: tuple[Worth, ...]
+    items: int
+
+
+def decompose(
+    run: str | Path,
+    model: str | LoadedModel | None = None,
+    *,
+    samples: int = 6,
+    ratio: float | None = None,
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> Decomposition:
+    """Cross the best policy's scorer and known ones with selectors, on validation items.
+
+    Args:
+        run: Folder of a discovery.
+        model: The model; by default the run's first.
+        samples: Items of each task.
+        ratio: Share to evict; by default the run's largest.
+        progress: Called after each item.
+
+    Raises:
+        RunError: The folder holds no discovery that found anything.
+    """
+    folder = Path(run)
+    store = read_run(folder)
+    record = store.settings
+    store.close()
+    if record.get("command") != "discover":
+        raise RunError(f"{folder} holds no discovery; give the folder of a `cachecraft discover`.")
+    with open_discovery(folder) as population:
+        files, best = _export(population, folder, record)
+        tasks = population.tasks()
+    loaded = load(model or record["models"][0]) if not isinstance(model, LoadedModel) else model
+    grid: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    for selector in SELECTORS:
+        found = api.evaluate(
+            loaded,
+            policies=[str(files[0]), *SCORERS],
+            ratios=[ratio or max(record["ratios"])],
+            tasks=tasks,
+            run=folder / "decompose",
+            length=record["length"],
+            samples=samples,
+            scoring=["likelihood"],
+            split="validation",
+            seed=record["seed"],
+            selector=selector,
+            references=[],
+            progress=progress,
+        )
+        for result in found.results:
+            if result.value is not None:
+                pair = result.label.partition(" [")[0], selector
+                grid.setdefault(pair, {}).setdefault(result.task, {})[result.item] = 100 * math.exp(result.value)
+    told = worth(grid, scorer="random", selector="tokens")
+    return Decomposition(means(grid), tuple(told), sum(len(items) for items in grid[best.name, "tokens"].values()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from cachecraft.evaluation.statistics import Estimate
 from cachecraft.evolution.cascade import correlation
+from cachecraft.evolution.decompose import Worth
 from cachecraft.evolution.loop import SearchProgress, baseline
 from cachecraft.evolution.population import Population
 
@@ -98,3 +100,22 @@ def describe_search(folder: Path) -> list[str]:
             known = "not known yet" if found is None else f"{found:+.2f}"
             lines.append(f"rank correlation of {earlier} with {later}: {known}")
         return lines
+
+
+def decomposition_tables(scores: Mapping[tuple[str, str], Estimate], worths: Sequence[Worth]) -> list[Table]:
+    """Scorers by selectors, and what each side is worth."""
+    selectors = list(dict.fromkeys(selector for _, selector in scores))
+    crossed = Table(box=None, pad_edge=False, header_style="bold")
+    crossed.add_column("scorer")
+    for selector in selectors:
+        crossed.add_column(selector, justify="right")
+    for scorer in dict.fromkeys(scorer for scorer, _ in scores):
+        crossed.add_row(scorer, *(f"{scores[scorer, selector].estimate:.1f}" for selector in selectors))
+    told = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", "instead of", "points", "95 % interval"):
+        told.add_column(column, justify="right" if column.startswith(("points", "95")) else "left")
+    for each in worths:
+        points = each.points
+        interval = f"{points.low:+.1f} to {points.high:+.1f}"
+        told.add_row(f"{each.kind} {each.name}", each.baseline, f"{points.estimate:+.1f}", interval)
+    return [crossed, told]
