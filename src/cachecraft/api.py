@@ -146,7 +146,7 @@ def evaluate(
         selector=selector,
         references=tuple(references),
         essays=tuple(essays),
-        data=tuple(data),
+        data=tuple(map(str, data)),
         ruler_compat=ruler_compat,
     )
     loaded = load(model) if isinstance(model, str) else model

@@ -62,7 +62,7 @@ def _print_item(console: Console, number: int, task: str, results: list[Result],
     console.print(f"{task}, item {number}, {results[0].tokens} entries", style="bold", markup=False)
     line("context", f"{_flat(text.get('context_start'), 60)} … {_flat(text.get('context_end'), 60, end=True)}")
     for needle in _listed(text.get("needles")):
-        line("needle", needle)
+        line("needle", _flat(needle, 200))
     line("question", _flat(text.get("question"), 300))
     line("prefix", _flat(text.get("answer_prefix"), 300))
     line("expected", ", ".join(_listed(text.get("references"))))
