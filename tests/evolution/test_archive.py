@@ -57,7 +57,9 @@ def made(rows: list[tuple[float, float, int, int]]) -> list[Candidate]:
 
 
 @given(MEANS, st.randoms(use_true_random=False))
-def test_the_order_of_candidates_does_not_matter(rows: list[tuple[float, float, int, int]], draw: random.Random) -> None:
+def test_the_order_of_candidates_does_not_matter(
+    rows: list[tuple[float, float, int, int]], draw: random.Random
+) -> None:
     ordered = made(rows)
     shuffled = list(ordered)
     draw.shuffle(shuffled)
@@ -65,7 +67,9 @@ def test_the_order_of_candidates_does_not_matter(rows: list[tuple[float, float, 
 
 
 @given(MEANS)
-def test_the_best_is_an_elite_and_no_candidate_of_its_cell_stands_higher(rows: list[tuple[float, float, int, int]]) -> None:
+def test_the_best_is_an_elite_and_no_candidate_of_its_cell_stands_higher(
+    rows: list[tuple[float, float, int, int]],
+) -> None:
     every = made(rows)
     archive = build_archive(every)
     if not every:

@@ -67,7 +67,9 @@ def test_an_exported_policy_is_the_same_program_and_keeps_its_first_line(name: s
 def test_a_program_without_a_docstring_gets_one() -> None:
     bare = "def score_tokens(f):\n    return f.keys.norm(dim=-1)\n"
     text = with_provenance(bare, [("run", "d1")])
-    assert text.startswith('"""A discovered eviction policy.\n\nFound by CacheCraft:\n  run  d1\n"""\n\ndef score_tokens')
+    assert text.startswith(
+        '"""A discovered eviction policy.\n\nFound by CacheCraft:\n  run  d1\n"""\n\ndef score_tokens'
+    )
     assert program_id(text) == program_id(bare)
     assert with_provenance('"""One."""; import math\n' + bare, []).splitlines()[-3].endswith("import math")
 

@@ -123,11 +123,8 @@ def read_form(source: str) -> Form:
     if found is None:
         helpers[name] = _kept_whole(source, scorer, name)
         given = "".join(f", {each}={each}" for each in parameters)
-        found = parse(f"{name}({scorer.args.args[0].arg}{given})"), {}
+        found = parse(f"{name}(f{given})"), {}
     score, names = found
-    own = scorer.args.args[0].arg
-    if own != "f":
-        score = _with_f(score, own)
     if name.strip("_") != "parent" and not isinstance(score, ast.BinOp | ast.UnaryOp) and not called(score):
         names = names | {key(score): name.strip("_")}
     title = re.sub(r"\s*\([^()]*arXiv[^()]*\)", "", document.partition("\n")[0]) or "An eviction policy"
@@ -173,7 +170,7 @@ def _inlined(scorer: ast.FunctionDef) -> tuple[ast.expr, dict[str, str]] | None:
 
     None where that would not mean the same.
     """
-    known: dict[str, ast.expr] = {}
+    known: dict[str, ast.expr] = {scorer.args.args[0].arg: ast.Name("f", ast.Load())}
     names: dict[str, str] = {}
     body = scorer.body[1:] if ast.get_docstring(scorer) is not None else scorer.body
     for statement in body:
@@ -194,6 +191,7 @@ def _inlined(scorer: ast.FunctionDef) -> tuple[ast.expr, dict[str, str]] | None:
         known[target.id] = _Inline(known).visit(copy.deepcopy(value))
         if sum(1 for _ in ast.walk(known[target.id])) > LARGEST:
             return None
+        names = {part: name for part, name in names.items() if name != target.id}  # the last one keeps its name
         names[key(known[target.id])] = target.id
     return None
 
@@ -214,11 +212,6 @@ class _Inline(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return copy.deepcopy(self._known[node.id]) if node.id in self._known else node
-
-
-def _with_f(score: ast.expr, own: str) -> ast.expr:
-    renamed: ast.expr = _Inline({own: ast.Name("f", ast.Load())}).visit(copy.deepcopy(score))
-    return renamed
 
 
 def _kept_whole(source: str, scorer: ast.FunctionDef, name: str) -> str:

@@ -35,6 +35,7 @@ _BY_NAME: Mapping[str, Range] = MappingProxyType(
 # Whole numbers that are arguments of these calls, by function or method and place.
 _BY_CALL: Mapping[tuple[str, int], Range] = MappingProxyType(
     {
+        ("_unusual", 1): SLOTS["power"],
         ("_novelty", 1): SLOTS["before"],
         ("_local_distance", 1): SLOTS["around"],
         ("_smoothed", 1): SLOTS["width"],
@@ -45,6 +46,7 @@ _BY_CALL: Mapping[tuple[str, int], Range] = MappingProxyType(
     }
 )
 _SHARES = frozenset({"share", "_shared"})
+TRIES = 10  # a small step may round to where it came from
 _SMALLEST = 1e-4  # smaller floats guard divisions
 
 
@@ -143,7 +145,8 @@ def changed(draw: random.Random, source: str, interface: Interface) -> tuple[str
         if not known:
             break
         chosen = draw.choice(known)
-        new = _moved(draw, chosen)
+        moves = (_moved(draw, chosen) for _ in range(TRIES))
+        new = next((move for move in moves if move != chosen.value), chosen.value)
         if new == chosen.value:
             continue
         shared = [each for each in known if each.label == chosen.label and each.value == chosen.value]

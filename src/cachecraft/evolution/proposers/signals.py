@@ -85,17 +85,11 @@ def step(x: Tensor) -> Tensor:
     return length
 
 
-def outlier(x: Tensor) -> Tensor:
-    """(G, T): the largest deviation of any channel from its mean, in the channel's standard deviations."""
+def unusual(x: Tensor, power: int) -> Tensor:
+    """(G, T): mean ``power`` of how many of its standard deviations each channel is away from its mean."""
     centred = x - x.mean(dim=1, keepdim=True)
-    return (centred / centred.std(dim=1, keepdim=True, correction=0).clamp(min=1e-6)).abs().amax(dim=-1)
-
-
-def unusual(x: Tensor) -> Tensor:
-    """(G, T): length of each vector after every channel is brought to zero mean and unit deviation."""
-    centred = x - x.mean(dim=1, keepdim=True)
-    length: Tensor = (centred / centred.std(dim=1, keepdim=True, correction=0).clamp(min=1e-6)).norm(dim=-1)
-    return length
+    away: Tensor = centred / centred.std(dim=1, keepdim=True, correction=0).clamp(min=1e-6)
+    return away.abs().pow(power).mean(dim=-1)
 
 
 def leverage(x: Tensor) -> Tensor:
