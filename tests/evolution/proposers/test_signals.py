@@ -47,6 +47,10 @@ def test_normalisations_do_what_they_say() -> None:
     near(signals.standardised(signal).std(dim=-1, correction=0), torch.ones(G))
     near(signals.scaled(signal).amin(dim=-1), torch.zeros(G))
     near(signals.scaled(signal).amax(dim=-1), torch.ones(G))
+    near(signals.softened(signal).mean(dim=-1), torch.ones(G))
+    near(
+        signals.softened(signal), signals.standardised(signal).exp() / signals.standardised(signal).exp().mean(-1, True)
+    )
     near(signals.logged(signal.abs() + 1), (signal.abs() + 1).log())
 
 

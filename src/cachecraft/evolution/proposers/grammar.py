@@ -26,7 +26,7 @@ from cachecraft.evolution.proposers.vocabulary import (
 )
 
 LARGEST_SUM = 6  # terms of a program; more do not read like a person's
-_NORM_WEIGHTS = {"_ranked": 10, "_standardised": 1, "_scaled": 1}
+_NORM_WEIGHTS = {"_ranked": 10, "_standardised": 1, "_scaled": 1, "_softened": 0.5}
 _WEIGHT_RANGE = (0.1, 1.0)
 _USUAL = 0.8  # how often a term has the sign that is usual for its signal
 

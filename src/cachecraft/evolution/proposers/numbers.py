@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from cachecraft.evolution.interface import Interface, protected_definitions
+from cachecraft.evolution.program import lines_of
 from cachecraft.evolution.proposers.grammar import changed_whole
 from cachecraft.evolution.proposers.terms import rounded_weight
 from cachecraft.evolution.proposers.vocabulary import SLOTS, Range
@@ -185,7 +186,7 @@ def _whole(draw: random.Random, value: int, within: Range) -> int:
 
 
 def _replaced(source: str, node: ast.Constant, text: str) -> str:
-    lines = source.splitlines(keepends=True)
+    lines = lines_of(source)
     line = lines[node.lineno - 1].encode()
     end = node.end_col_offset
     assert end is not None

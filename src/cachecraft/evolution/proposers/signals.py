@@ -33,6 +33,11 @@ def scaled(signal: Tensor) -> Tensor:
     return (signal - low) / (high - low).clamp(min=1e-12)
 
 
+def softened(signal: Tensor) -> Tensor:
+    """(G, T): softmax over each head's entries of the standardised signal, times T: few large, most small."""
+    return standardised(signal).softmax(dim=-1) * signal.shape[-1]
+
+
 def logged(signal: Tensor) -> Tensor:
     """(G, T): logarithm of what is not negative."""
     return signal.clamp(min=1e-9).log()

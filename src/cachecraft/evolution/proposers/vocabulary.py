@@ -36,6 +36,7 @@ NORMS: Mapping[str, str] = MappingProxyType(
         "_ranked": "",
         "_standardised": "standardised ",
         "_scaled": "scaled ",
+        "_softened": "softened ",
         "_logged": "logarithm of ",
     }
 )
@@ -186,12 +187,6 @@ def _recognised(text: str) -> tuple[Signal, str] | None:
     return None
 
 
-def recognise(node: ast.expr) -> Signal | None:
-    """The kind of signal that an expression is, if it is one."""
-    found = _recognised(ast.unparse(node))
-    return found[0] if found else None
-
-
 def name_of(node: ast.expr) -> str:
     """What a program calls this signal; "" if it is none that the table knows."""
     if not isinstance(node, ast.Call | ast.BinOp):
@@ -225,7 +220,7 @@ def described(node: ast.expr, names: Mapping[str, str]) -> str:
     if found:
         return found[0].phrase.format(x=VECTORS[found[1]][1] if found[1] else "")
     own = names.get(key(node), "").strip("_").replace("_", " ")
-    return _compound(node, names) or ("" if own.startswith("common") else own) or called_name(node)
+    return _compound(node, names) or ("" if own.startswith("common") else own) or _call(node)
 
 
 def _unranked(node: ast.expr) -> ast.expr:
@@ -245,7 +240,7 @@ def _compound(node: ast.expr, names: Mapping[str, str]) -> str:
     return ""
 
 
-def called_name(node: ast.expr) -> str:
+def _call(node: ast.expr) -> str:
     """What to call an expression of which nothing is known but the function that it calls."""
     return called(node).strip("_").replace("_", " ") or "another signal"
 
@@ -269,8 +264,13 @@ def _unweighed(node: ast.expr) -> ast.expr:
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
         return node
     left, right = _unweighed(node.left), _unweighed(node.right)
-    if isinstance(left, ast.Constant | ast.Name | ast.UnaryOp):
+    if _is_weight(left):
         return right
-    if isinstance(right, ast.Constant | ast.Name):
+    if _is_weight(right):
         return left
     return node if (left, right) == (node.left, node.right) else ast.BinOp(left, ast.Mult(), right)
+
+
+def _is_weight(node: ast.expr) -> bool:
+    inside = node.operand if isinstance(node, ast.UnaryOp) else node
+    return isinstance(inside, ast.Constant | ast.Name)
