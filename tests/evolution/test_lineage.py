@@ -9,10 +9,10 @@ import pytest
 from cachecraft.errors import RunError
 from cachecraft.evolution.behaviour import Behaviour
 from cachecraft.evolution.interface import Interface
-from cachecraft.evolution.lineage import export, lineage, with_provenance
+from cachecraft.evolution.lineage import export, lineage, provenance, with_provenance
 from cachecraft.evolution.population import Population
 from cachecraft.evolution.program import program_id
-from cachecraft.evolution.records import Fitness, Outcome, PopulationSettings, Proposal
+from cachecraft.evolution.records import Fitness, Outcome, PopulationSettings, Proposal, Score
 from cachecraft.policy.contract import builtin_policies, load_policy
 
 PROVENANCE = [("run", 'runs/"d1"\\x'), ("parents", "c0001, c0002"), ("score", "0.53 over 48 items, " + "long " * 40)]
@@ -62,6 +62,19 @@ def test_an_exported_policy_is_the_same_program_and_keeps_its_first_line(name: s
     if "base" not in source:
         path = export(tmp_path / "new" / f"{name}.py", text)
         assert load_policy(str(path)).summary == load_policy(name).summary
+
+
+def test_the_provenance_tells_run_parents_seed_models_and_scores(family: Population) -> None:
+    scores = [Score("quick", "m", "ruler:vt", "0.75", 0.9, 2), Score("full", "m", "ruler:vt", "0.75", 0.2, 8)]
+    scores.append(Score("full", "m", "ruler:vt", "0.88", 0.5, 4))
+    found = dict(provenance(family.candidates[4], scores, run="runs/d1", seed=7, models=("smollm2", "qwen")))
+    assert found["run"] == "runs/d1, seed 7"
+    assert found["candidate"] == "c0004, generation 2, seed"
+    assert found["parents"] == "c0003, c0002"
+    assert found["models"] == "smollm2, qwen"
+    assert found["fitness"] == "0.4000 over 8 items"
+    assert found["ruler:vt"] == "0.3000 over 12 measurements at 0.75, 0.88"
+    assert dict(provenance(family.candidates[1], [], run="r", seed=0, models=["m"]))["parents"] == "none"
 
 
 def test_a_program_without_a_docstring_gets_one() -> None:

@@ -55,8 +55,7 @@ with Population(folder, PopulationSettings(seed=5, islands=2, migrate_every=2)) 
 '''
 # Everything but the count of attempts, which a kill may raise by one.
 COMPARED = (
-    "SELECT number, generation, slot, island, source, operator, note, state, reason, gain FROM candidates "
-    "ORDER BY number",
+    "SELECT number, generation, slot, island, source, operator, note, state, reason, gain FROM candidates ORDER BY 1",
     "SELECT * FROM candidate_parents ORDER BY child, place",
     "SELECT * FROM candidate_fitness ORDER BY candidate, generation",
     "SELECT * FROM rescorings ORDER BY generation, candidate",

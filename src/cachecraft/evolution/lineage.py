@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachecraft.errors import RunError
-from cachecraft.evolution.records import Candidate
+from cachecraft.evolution.program import lines_of
+from cachecraft.evolution.records import Candidate, Score
 
 WIDTH = 100
 
@@ -67,6 +68,37 @@ def diff(parent: Candidate, child: Candidate) -> str:
     return "\n".join(lines)
 
 
+def provenance(
+    candidate: Candidate, scores: Sequence[Score], *, run: str, seed: int, models: Sequence[str]
+) -> list[tuple[str, str]]:
+    """What an exported file says of where it comes from.
+
+    Args:
+        candidate: The candidate.
+        scores: What was measured of it; the last stage's means by task are told.
+        run: The run's name.
+        seed: The run's seed.
+        models: Names of the models that it was measured on.
+    """
+    parents = ", ".join(f"c{number:04d}" for number in candidate.proposal.parents) or "none"
+    found = [
+        ("run", f"{run}, seed {seed}"),
+        ("candidate", f"{candidate.name}, generation {candidate.generation}, {candidate.proposal.proposer}"),
+        ("parents", parents),
+        ("made by", f"{candidate.proposal.operator}: {candidate.proposal.note}"),
+        ("models", ", ".join(models)),
+    ]
+    if candidate.fitness is not None:
+        found.append(("fitness", f"{candidate.fitness.mean:.4f} over {candidate.fitness.items} items"))
+    last = [each for each in scores if each.stage == candidate.stage]
+    for task in dict.fromkeys(each.task for each in last):
+        own = [each for each in last if each.task == task]
+        items = sum(each.items for each in own)
+        mean = sum(each.value * each.items for each in own) / items
+        found.append((task, f"{mean:.4f} over {items} measurements at {', '.join(sorted({e.budget for e in own}))}"))
+    return found
+
+
 def with_provenance(source: str, provenance: Sequence[tuple[str, str]]) -> str:
     """The program with lines of provenance at the end of its docstring.
 
@@ -81,7 +113,7 @@ def with_provenance(source: str, provenance: Sequence[tuple[str, str]]) -> str:
     wide = max(len(name) for name, _ in provenance) if provenance else 0
     block = ["Found by CacheCraft:", *(_line(name, value, wide) for name, value in provenance)]
     text = _quoted("\n".join([document, "", *block]))
-    lines = source.splitlines(keepends=True)
+    lines = lines_of(source)
     first = ast.parse(source).body[0]
     if ast.get_docstring(ast.parse(source)) is None:
         return f'"""{text}\n"""\n\n{source}'

@@ -40,7 +40,7 @@ class Population:
         """
         self.folder = folder
         if settings is None and not (folder / "run.sqlite").is_file():
-            raise RunError(f"{folder} holds no discovery run.")
+            raise RunError(f"{folder} holds no discovery run.")  # and looking for one makes none
         self._connection = storage.connect(folder)
         self.settings = self._agree(settings)
         self._reload()
@@ -75,8 +75,6 @@ class Population:
         self.candidates: Mapping[int, Candidate] = MappingProxyType(closed)
         guests = self._connection.execute("SELECT candidate, island FROM migrations").fetchall()
         self.archive: Archive = build_archive(closed.values(), guests)
-
-    # Reading.
 
     @property
     def best(self) -> Candidate | None:
@@ -144,8 +142,6 @@ class Population:
         )
         return [self._all[row[0]] for row in rows]
 
-    # Writing: a generation is begun, filled and closed.
-
     def begin(self, proposals: Sequence[Proposal], interface: Interface, again: Iterable[int] = ()) -> list[Candidate]:
         """Begin a generation: store what was proposed and who is to be scored again, all or nothing.
 
@@ -165,9 +161,10 @@ class Population:
         if self.is_open:
             raise RunError(f"Generation {self.generation} is not finished; evaluate what is pending and close it.")
         repeated = sorted(set(again))
+        good = {number for number, each in self.candidates.items() if each.state == "ok"}
         unknown = [number for each in proposals for number in each.parents if number not in self.candidates]
-        unknown += [n for n in repeated if n not in self.candidates or self.candidates[n].state != "ok"]
-        if unknown:
+        if unknown or not good.issuperset(repeated):
+            unknown += sorted(set(repeated) - good)
             raise RunError(f"Candidates {unknown} do not count yet and cannot be parents or be scored again.")
         first = max(self._all, default=0) + 1
         with self._write():
@@ -228,14 +225,15 @@ class Population:
         """Reject the pending candidates that keep on the probe exactly what an earlier candidate keeps.
 
         Call it when the whole batch has been probed and before anything dear is computed; then it does not matter in
-        which order the probes came back.
+        which order the probes came back. One that timed out or crashed stands in nobody's way.
 
         Returns:
             Those that were rejected.
         """
         first: dict[str, int] = {}
         for number, each in sorted(self._all.items()):
-            if each.signature and not (each.state == "rejected" and each.stage in ("program", "behaviour")):
+            repeated = each.state == "rejected" and each.stage in ("program", "behaviour")
+            if each.signature and not repeated and each.state not in ("timeout", "crashed"):
                 first.setdefault(each.signature, number)
         twins = [each for each in self.pending() if each.signature and first[each.signature] < each.number]
         for each in twins:

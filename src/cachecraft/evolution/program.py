@@ -9,11 +9,17 @@ from __future__ import annotations
 import ast
 import copy
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
 from cachecraft.policy.source import CONTRACT
+
+
+def lines_of(source: str) -> list[str]:
+    """The lines of a program with their ends, divided where Python divides them (unlike ``str.splitlines``)."""
+    return re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$", source)
 
 
 def canonical(source: str) -> str:

@@ -47,6 +47,10 @@ def test_normalisations_do_what_they_say() -> None:
     near(signals.standardised(signal).std(dim=-1, correction=0), torch.ones(G))
     near(signals.scaled(signal).amin(dim=-1), torch.zeros(G))
     near(signals.scaled(signal).amax(dim=-1), torch.ones(G))
+    near(signals.softened(signal).mean(dim=-1), torch.ones(G))
+    near(
+        signals.softened(signal), signals.standardised(signal).exp() / signals.standardised(signal).exp().mean(-1, True)
+    )
     near(signals.logged(signal.abs() + 1), (signal.abs() + 1).log())
 
 
@@ -77,12 +81,12 @@ def test_distances_are_cosines_with_the_mean_direction() -> None:
     )
 
 
-def test_steps_outliers_and_sharpness() -> None:
+def test_steps_unusual_channels_and_sharpness() -> None:
     x = vectors()
     near(signals.step(x), each(x, lambda head, j: float((head[j] - head[max(0, j - 1)]).norm())))
     z = (x - x.mean(dim=1, keepdim=True)) / x.std(dim=1, keepdim=True, correction=0)
-    near(signals.outlier(x), z.abs().amax(dim=-1))
-    near(signals.unusual(x), z.norm(dim=-1))
+    near(signals.unusual(x, 2), z.norm(dim=-1) ** 2 / D)
+    near(signals.unusual(x, 3), (z.abs() ** 3).sum(dim=-1) / D)
     near(signals.sharpness(x), each(x, lambda head, j: float(head[j].abs().max() / head[j].norm())))
 
 
@@ -121,7 +125,7 @@ def whole(layer: LayerFeatures) -> list[tuple[str, Tensor]]:
             continue
         first, *others = inspect.signature(function).parameters
         given = {"f": f, "x": f.values, "signal": f.values[..., 0], "mask": f.special_mask}[first]
-        numbers = [{"width": 5, "share": 0.5, "ahead": 40, "heads": f.kv_heads}[other] for other in others]
+        numbers = [{"width": 5, "share": 0.5, "ahead": 40, "power": 4, "heads": f.kv_heads}[other] for other in others]
         found.append((name, function(given, *numbers)))
     return found
 

@@ -55,25 +55,28 @@ def select_otherwise(draw: random.Random, form: Form, grammar: Grammar) -> Chang
 _ALLOCATIONS = {
     "depth": '''def allocate(scores: Sequence[Tensor], total: int, floor: int, *, slope: float = {slope}) -> Tensor:
     """Layers keep more or less the deeper they are, in a straight line; heads of a layer keep alike."""
-    layers, (heads, tokens) = len(scores), scores[0].shape
+    layers, (heads, length) = len(scores), scores[0].shape
     line = torch.linspace(1 + slope, 1 - slope, layers, dtype=torch.float64)
     wanted = (line * total / (layers * heads))[:, None].expand(layers, heads).reshape(-1)
-    return _whole_shares(wanted, total, floor, tokens).view(layers, heads)''',
+    return _whole_shares(wanted, total, floor, length).view(layers, heads)''',
     "contrast": '''def allocate(scores: Sequence[Tensor], total: int, floor: int, *, share: float = {share}) -> Tensor:
     """A share of the budget follows how far each head's scores lie apart; the rest is the same for all."""
-    layers, (heads, tokens) = len(scores), scores[0].shape
+    layers, (heads, length) = len(scores), scores[0].shape
     apart = torch.stack([each.double().std(dim=-1, correction=0) for each in scores]).reshape(-1)
     weights = (1 - share) / len(apart) + share * apart / apart.sum().clamp(min=1e-12)
-    return _whole_shares(weights / weights.sum() * total, total, floor, tokens).view(layers, heads)''',
+    return _whole_shares(weights / weights.sum() * total, total, floor, length).view(layers, heads)''',
 }
 _WHOLE_SHARES = '''def _whole_shares(wanted: Tensor, total: int, floor: int, most: int) -> Tensor:
     """Whole numbers from ``floor`` to ``most`` that sum to ``total`` and are close to what is wanted."""
     counts = wanted.clamp(min=floor, max=most).floor().long()
-    while (left := total - int(counts.sum())) != 0:
-        open_ones = (counts < most) if left > 0 else (counts > floor)
-        distance = (wanted - counts).masked_fill(~open_ones, -torch.inf if left > 0 else torch.inf)
-        places = distance.argsort(descending=left > 0, stable=True)[: min(abs(left), int(open_ones.sum()))]
-        counts[places] += 1 if left > 0 else -1
+    for _ in range(len(counts) + 2):  # each round fills somebody's room or is the last
+        left = total - int(counts.sum())
+        sign = 1 if left >= 0 else -1
+        room = most - counts if left > 0 else counts - floor
+        even = abs(left) // max(1, int((room > 0).sum()))
+        first = ((wanted - counts) * sign).masked_fill(room == 0, -torch.inf).argsort(descending=True, stable=True)
+        single = torch.zeros_like(counts).scatter(0, first[: abs(left) if even == 0 else 0], 1)
+        counts = counts + sign * (room.clamp(max=even) if even else single)
     return counts'''
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from cachecraft.evolution.program import lines_of
 from cachecraft.policy.source import CONTRACT
 
 LARGEST = 400  # nodes of an expression; a scorer that would be larger is kept whole
@@ -94,13 +95,13 @@ def read_form(source: str) -> Form:
         SyntaxError: It does not parse.
         ValueError: It wraps another policy, which cannot be bred.
     """
-    tree = ast.parse(source)
+    tree, lines = ast.parse(source), lines_of(source)
     functions: dict[str, str] = {}
     helpers: dict[str, str] = {}
     imports: dict[str, str] = {}
     scorer: ast.FunctionDef | None = None
     for node in tree.body:
-        text = ast.get_source_segment(source, node) or ""
+        text = _text(lines, node)
         if isinstance(node, ast.FunctionDef):
             if node.name == "score_tokens":
                 scorer = node
@@ -117,21 +118,23 @@ def read_form(source: str) -> Form:
         raise ValueError("The program has no score_tokens of its own to breed from.")
     document = ast.get_docstring(tree) or ""
     name = _short_name(document, {*helpers, *imports, *CONTRACT})
-    text = ast.get_source_segment(source, scorer) or ""
+    text = _text(lines, scorer)
     parameters = _parameters(scorer)
     found = _inlined(scorer)
     if found is None:
-        helpers[name] = _kept_whole(source, scorer, name)
+        helpers[name] = _kept_whole(lines, scorer, name)
         given = "".join(f", {each}={each}" for each in parameters)
-        found = parse(f"{name}({scorer.args.args[0].arg}{given})"), {}
+        found = parse(f"{name}(f{given})"), {}
     score, names = found
-    own = scorer.args.args[0].arg
-    if own != "f":
-        score = _with_f(score, own)
     if name.strip("_") != "parent" and not isinstance(score, ast.BinOp | ast.UnaryOp) and not called(score):
         names = names | {key(score): name.strip("_")}
     title = re.sub(r"\s*\([^()]*arXiv[^()]*\)", "", document.partition("\n")[0]) or "An eviction policy"
     return Form(name, title, text, score, parameters, names, functions, helpers, imports)
+
+
+def _text(lines: list[str], node: ast.stmt) -> str:
+    """The lines of a statement of the module."""
+    return "".join(lines[node.lineno - 1 : node.end_lineno]).rstrip()
 
 
 def _statements(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
@@ -173,7 +176,7 @@ def _inlined(scorer: ast.FunctionDef) -> tuple[ast.expr, dict[str, str]] | None:
 
     None where that would not mean the same.
     """
-    known: dict[str, ast.expr] = {}
+    known: dict[str, ast.expr] = {scorer.args.args[0].arg: ast.Name("f", ast.Load())}
     names: dict[str, str] = {}
     body = scorer.body[1:] if ast.get_docstring(scorer) is not None else scorer.body
     for statement in body:
@@ -194,6 +197,7 @@ def _inlined(scorer: ast.FunctionDef) -> tuple[ast.expr, dict[str, str]] | None:
         known[target.id] = _Inline(known).visit(copy.deepcopy(value))
         if sum(1 for _ in ast.walk(known[target.id])) > LARGEST:
             return None
+        names = {part: name for part, name in names.items() if name != target.id}  # the last one keeps its name
         names[key(known[target.id])] = target.id
     return None
 
@@ -216,12 +220,7 @@ class _Inline(ast.NodeTransformer):
         return copy.deepcopy(self._known[node.id]) if node.id in self._known else node
 
 
-def _with_f(score: ast.expr, own: str) -> ast.expr:
-    renamed: ast.expr = _Inline({own: ast.Name("f", ast.Load())}).visit(copy.deepcopy(score))
-    return renamed
-
-
-def _kept_whole(source: str, scorer: ast.FunctionDef, name: str) -> str:
+def _kept_whole(lines: list[str], scorer: ast.FunctionDef, name: str) -> str:
     """The scorer's source as a function of another name whose parameters have no defaults."""
     bare = copy.deepcopy(scorer)
     bare.name = name
@@ -231,9 +230,7 @@ def _kept_whole(source: str, scorer: ast.FunctionDef, name: str) -> str:
     bare.args.kw_defaults = [None] * len(bare.args.kwonlyargs)
     bare.body = [ast.Pass()]
     signature = ast.unparse(bare).removesuffix("    pass").rstrip()
-    lines = source.splitlines()
-    assert scorer.end_lineno is not None
-    return "\n".join([signature, *lines[scorer.body[0].lineno - 1 : scorer.end_lineno]])
+    return "".join([signature, "\n", *lines[scorer.body[0].lineno - 1 : scorer.end_lineno]]).rstrip()
 
 
 def subexpressions(tree: ast.expr) -> Iterator[ast.expr]:

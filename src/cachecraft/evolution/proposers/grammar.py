@@ -26,8 +26,9 @@ from cachecraft.evolution.proposers.vocabulary import (
 )
 
 LARGEST_SUM = 6  # terms of a program; more do not read like a person's
-_NORM_WEIGHTS = {"_ranked": 10, "_standardised": 1, "_scaled": 1}
+_NORM_WEIGHTS = {"_ranked": 10, "_standardised": 1, "_scaled": 1, "_softened": 0.5}
 _WEIGHT_RANGE = (0.1, 1.0)
+_USUAL = 0.8  # how often a term has the sign that is usual for its signal
 
 
 class Grammar:
@@ -49,15 +50,14 @@ class Grammar:
         return not self._choices
 
     def singles(self) -> list[tuple[Form, str]]:
-        """A program for each kind of signal and either sign, numbers in the middle of their ranges, with notes."""
+        """A program for each kind of signal, its numbers in the middle of their ranges, with notes."""
         found = []
         slots = {name: _odd(math.sqrt(each.low * each.high), each) for name, each in SLOTS.items()}
         for signal in self._choices:
             for vectors in self._vectors(signal):
                 body = parse(signal.pattern.format(x=vectors, over="mean", **slots))
-                for score, side in ((body, "most"), (ast.UnaryOp(ast.USub(), body), "least")):
-                    phrase = described(body, {})
-                    found.append((self._form(score, protection(4, 8)), f"Single signal, kept where {side}: {phrase}"))
+                score = body if signal.usual > 0 else ast.UnaryOp(ast.USub(), body)
+                found.append((self._form(score, protection(4, 8)), f"Single signal: {described(score, {})}"))
         return found
 
     def _form(self, score: ast.expr, protect: str) -> Form:
@@ -66,30 +66,31 @@ class Grammar:
 
     def signal(self, draw: random.Random) -> ast.expr:
         """A signal, (G, T)."""
+        return self._signal(draw)[0]
+
+    def _signal(self, draw: random.Random) -> tuple[ast.expr, int]:
         signal = draw.choices(self._choices, weights=[each.weight for each in self._choices])[0]
         slots = {name: log_whole(draw, each) for name, each in SLOTS.items()}
         over = "mean" if draw.random() < 0.7 else "amax"
-        return parse(signal.pattern.format(x=draw.choice(self._vectors(signal)), over=over, **slots))
-
-    def body(self, draw: random.Random) -> ast.expr:
-        """A signal on a common scale, at times pooled along the text, at times multiplied with another one."""
-        signal = self.signal(draw)
-        if draw.random() < 0.15:
-            signal = ast.BinOp(signal, ast.Mult(), self.signal(draw))
-        if draw.random() < 0.35:
-            signal = wrap(draw.choice(list(POOLS)), signal, log_whole(draw, SLOTS["width"]))
-        norm = draw.choices(list(_NORM_WEIGHTS), weights=list(_NORM_WEIGHTS.values()))[0]
-        found: ast.expr = wrap(norm, signal)
-        if draw.random() < 0.1:
-            found = wrap(draw.choice(list(POOLS)), found, log_whole(draw, SLOTS["width"]))
-        if draw.random() < 0.08 and self.interface.offers("layer", "layers"):
-            found = ast.BinOp(parse(draw.choice(list(DEPTHS))), ast.Mult(), found)
-        return found
+        text = signal.pattern.format(x=draw.choice(self._vectors(signal)), over=over, **slots)
+        return parse(text), signal.usual
 
     def term(self, draw: random.Random) -> Term:
-        """A term with a weight of either sign."""
+        """A term: a signal on a common scale, at times pooled along the text, multiplied or gated.
+
+        Mostly with the sign that is usual for its signal.
+        """
+        signal, sign = self._signal(draw)
+        if draw.random() < 0.1:
+            signal = ast.BinOp(signal, ast.Mult(), self.signal(draw))
+        if draw.random() < 0.3:
+            signal = wrap(draw.choice(list(POOLS)), signal, log_whole(draw, SLOTS["width"]))
+        norm = draw.choices(list(_NORM_WEIGHTS), weights=list(_NORM_WEIGHTS.values()))[0]
+        body: ast.expr = wrap(norm, signal)
+        if draw.random() < 0.08 and self.interface.offers("layer", "layers"):
+            body = ast.BinOp(parse(draw.choice(list(DEPTHS))), ast.Mult(), body)
         weight = rounded_weight(math.exp(draw.uniform(*map(math.log, _WEIGHT_RANGE))))
-        return Term(weight if draw.random() < 0.6 else -weight, self.body(draw))
+        return Term(weight * (sign if draw.random() < _USUAL else -sign), body)
 
     def score(self, draw: random.Random, terms: int | None = None) -> ast.expr:
         """A whole score of so many terms, or of 2 to 5."""

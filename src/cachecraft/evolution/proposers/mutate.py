@@ -167,7 +167,7 @@ def seed_proposals(interface: Interface, seed: int, grammar_programs: int = 12) 
     Returns:
         Built-in policies, one program for each kind of signal and either sign, and programs of 2 to 5 terms.
     """
-    found = []
+    found: list[Proposal] = []
     for name in builtin_policies():
         try:
             policy = load_policy(name)
@@ -186,4 +186,4 @@ def seed_proposals(interface: Interface, seed: int, grammar_programs: int = 12) 
         if len(source.splitlines()) <= LONGEST:
             found.append(Proposal(source, (), "seed", "Drew a program from the grammar", "seed"))
             grammar_programs -= 1
-    return found
+    return list({program_id(each.source): each for each in reversed(found)}.values())[::-1]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from cachecraft.evolution.interface import Interface, protected_definitions
+from cachecraft.evolution.program import lines_of
 from cachecraft.evolution.proposers.grammar import changed_whole
 from cachecraft.evolution.proposers.terms import rounded_weight
 from cachecraft.evolution.proposers.vocabulary import SLOTS, Range
@@ -35,6 +36,7 @@ _BY_NAME: Mapping[str, Range] = MappingProxyType(
 # Whole numbers that are arguments of these calls, by function or method and place.
 _BY_CALL: Mapping[tuple[str, int], Range] = MappingProxyType(
     {
+        ("_unusual", 1): SLOTS["power"],
         ("_novelty", 1): SLOTS["before"],
         ("_local_distance", 1): SLOTS["around"],
         ("_smoothed", 1): SLOTS["width"],
@@ -45,6 +47,7 @@ _BY_CALL: Mapping[tuple[str, int], Range] = MappingProxyType(
     }
 )
 _SHARES = frozenset({"share", "_shared"})
+TRIES = 10  # a small step may round to where it came from
 _SMALLEST = 1e-4  # smaller floats guard divisions
 
 
@@ -143,7 +146,8 @@ def changed(draw: random.Random, source: str, interface: Interface) -> tuple[str
         if not known:
             break
         chosen = draw.choice(known)
-        new = _moved(draw, chosen)
+        moves = (_moved(draw, chosen) for _ in range(TRIES))
+        new = next((move for move in moves if move != chosen.value), chosen.value)
         if new == chosen.value:
             continue
         shared = [each for each in known if each.label == chosen.label and each.value == chosen.value]
@@ -182,7 +186,7 @@ def _whole(draw: random.Random, value: int, within: Range) -> int:
 
 
 def _replaced(source: str, node: ast.Constant, text: str) -> str:
-    lines = source.splitlines(keepends=True)
+    lines = lines_of(source)
     line = lines[node.lineno - 1].encode()
     end = node.end_col_offset
     assert end is not None

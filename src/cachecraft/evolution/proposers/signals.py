@@ -33,6 +33,11 @@ def scaled(signal: Tensor) -> Tensor:
     return (signal - low) / (high - low).clamp(min=1e-12)
 
 
+def softened(signal: Tensor) -> Tensor:
+    """(G, T): softmax over each head's entries of the standardised signal, times T: few large, most small."""
+    return standardised(signal).softmax(dim=-1) * signal.shape[-1]
+
+
 def logged(signal: Tensor) -> Tensor:
     """(G, T): logarithm of what is not negative."""
     return signal.clamp(min=1e-9).log()
@@ -85,17 +90,11 @@ def step(x: Tensor) -> Tensor:
     return length
 
 
-def outlier(x: Tensor) -> Tensor:
-    """(G, T): the largest deviation of any channel from its mean, in the channel's standard deviations."""
+def unusual(x: Tensor, power: int) -> Tensor:
+    """(G, T): mean ``power`` of how many of its standard deviations each channel is away from its mean."""
     centred = x - x.mean(dim=1, keepdim=True)
-    return (centred / centred.std(dim=1, keepdim=True, correction=0).clamp(min=1e-6)).abs().amax(dim=-1)
-
-
-def unusual(x: Tensor) -> Tensor:
-    """(G, T): length of each vector after every channel is brought to zero mean and unit deviation."""
-    centred = x - x.mean(dim=1, keepdim=True)
-    length: Tensor = (centred / centred.std(dim=1, keepdim=True, correction=0).clamp(min=1e-6)).norm(dim=-1)
-    return length
+    away: Tensor = centred / centred.std(dim=1, keepdim=True, correction=0).clamp(min=1e-6)
+    return away.abs().pow(power).mean(dim=-1)
 
 
 def leverage(x: Tensor) -> Tensor:

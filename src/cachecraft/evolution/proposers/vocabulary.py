@@ -36,6 +36,7 @@ NORMS: Mapping[str, str] = MappingProxyType(
         "_ranked": "",
         "_standardised": "standardised ",
         "_scaled": "scaled ",
+        "_softened": "softened ",
         "_logged": "logarithm of ",
     }
 )
@@ -59,8 +60,9 @@ class Range:
 
 SLOTS: Mapping[str, Range] = MappingProxyType(
     {
-        "before": Range(1, 256),
-        "around": Range(3, 257, odd=True),
+        "before": Range(1, 512),
+        "around": Range(3, 513, odd=True),
+        "power": Range(1, 8),
         "width": Range(3, 65, odd=True),
         "span": Range(2, 512),
         "window": Range(1, 256),
@@ -80,6 +82,8 @@ class Signal:
         phrase: What a docstring calls it.
         weight: How often it is drawn, relative to the others.
         vectors: Which vectors it can be made of.
+        usual: 1 if entries of large values tend to be worth keeping when a context is compressed before the question
+            is known, -1 if those of small ones do; seen on the search items of SmolLM2, and no more than a bias.
     """
 
     pattern: str
@@ -87,6 +91,7 @@ class Signal:
     phrase: str
     weight: float = 1.0
     vectors: tuple[str, ...] = tuple(VECTORS)
+    usual: int = 1
 
     @property
     def features(self) -> frozenset[str]:
@@ -117,25 +122,28 @@ _INSIDE: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 SIGNALS = (
-    Signal("f.{x}.norm(dim=-1)", "{x}_norm", "norm of {x}", 3, ("keys", "values")),
+    Signal("_unusual(f.{x}, {power})", "unusual_{x}", "unusual channels of {x}", 3),
     Signal("_distance(f.{x})", "{x}_distance", "distance of {x} from their mean", 3),
-    Signal("_local_distance(f.{x}, {around})", "{x}_contrast", "contrast of {x} with those around", 2),
+    Signal("_local_distance(f.{x}, {around})", "{x}_contrast", "contrast of {x} with those around", 3),
     Signal("_novelty(f.{x}, {before})", "{x}_novelty", "novelty of {x}", 2),
-    Signal("_step(f.{x})", "{x}_step", "change of {x} from the entry before"),
-    Signal("_outlier(f.{x})", "{x}_outlier", "outlying channels of {x}"),
-    Signal("_unusual(f.{x})", "unusual_{x}", "unusual {x}"),
+    Signal("f.values.norm(dim=-1)", "value_norm", "norm of values", 2),
+    Signal("f.keys.norm(dim=-1)", "key_norm", "norm of keys", 2, usual=-1),
+    Signal("_output_norm(f)", "output_norm", "length of the value's output", 2),
     Signal("_leverage(f.{x})", "{x}_leverage", "leverage of {x}"),
     Signal("_sharpness(f.{x})", "{x}_sharpness", "sharpness of {x}"),
-    Signal("f.attention_received().{over}(dim=1)", "attention", "attention received", 2),
+    Signal("_step(f.{x})", "{x}_step", "change of {x} from the entry before", usual=-1),
     Signal("f.local_attention_received({span}).{over}(dim=1)", "local_attention", "attention from the near future", 3),
+    Signal("f.attention_received().{over}(dim=1)", "attention", "attention received", usual=-1),
     Signal(
-        "f.window_attention({window}).mean(dim=2).{over}(dim=1)", "last_attention", "attention of the last queries", 1
+        "f.window_attention({window}).mean(dim=2).{over}(dim=1)",
+        "last_attention",
+        "attention of the last queries",
+        usual=-1,
     ),
-    Signal("_expected(f, {ahead})", "expected_attention", "expected attention", 2),
-    Signal("_output_norm(f)", "output_norm", "length of the value's output", 2),
+    Signal("_expected(f, {ahead})", "expected_attention", "expected attention"),
     Signal("_own_match(f)", "own_match", "match with its own query"),
     Signal("_recency(f)", "recency", "recency"),
-    Signal("_marked(f.punctuation_mask, f.kv_heads)", "punctuation", "punctuation", 0.5),
+    Signal("_marked(f.punctuation_mask, f.kv_heads)", "punctuation", "punctuation", 0.5, usual=-1),
 )
 
 
@@ -179,12 +187,6 @@ def _recognised(text: str) -> tuple[Signal, str] | None:
     return None
 
 
-def recognise(node: ast.expr) -> Signal | None:
-    """The kind of signal that an expression is, if it is one."""
-    found = _recognised(ast.unparse(node))
-    return found[0] if found else None
-
-
 def name_of(node: ast.expr) -> str:
     """What a program calls this signal; "" if it is none that the table knows."""
     if not isinstance(node, ast.Call | ast.BinOp):
@@ -217,9 +219,8 @@ def described(node: ast.expr, names: Mapping[str, str]) -> str:
     found = _recognised(ast.unparse(node))
     if found:
         return found[0].phrase.format(x=VECTORS[found[1]][1] if found[1] else "")
-    if key(node) in names:
-        return names[key(node)].strip("_").replace("_", " ")
-    return _compound(node, names)
+    own = names.get(key(node), "").strip("_").replace("_", " ")
+    return _compound(node, names) or ("" if own.startswith("common") else own) or _call(node)
 
 
 def _unranked(node: ast.expr) -> ast.expr:
@@ -236,7 +237,12 @@ def _compound(node: ast.expr, names: Mapping[str, str]) -> str:
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.maximum", "torch.minimum"):
         which = "larger" if "max" in ast.unparse(node.func) else "smaller"
         return f"the {which} of {' and '.join(described(each, names) for each in node.args)}"
-    return name.strip("_").replace("_", " ") or "another signal"
+    return ""
+
+
+def _call(node: ast.expr) -> str:
+    """What to call an expression of which nothing is known but the function that it calls."""
+    return called(node).strip("_").replace("_", " ") or "another signal"
 
 
 def _signed(node: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
@@ -258,8 +264,13 @@ def _unweighed(node: ast.expr) -> ast.expr:
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
         return node
     left, right = _unweighed(node.left), _unweighed(node.right)
-    if isinstance(left, ast.Constant | ast.Name | ast.UnaryOp):
+    if _is_weight(left):
         return right
-    if isinstance(right, ast.Constant | ast.Name):
+    if _is_weight(right):
         return left
     return node if (left, right) == (node.left, node.right) else ast.BinOp(left, ast.Mult(), right)
+
+
+def _is_weight(node: ast.expr) -> bool:
+    inside = node.operand if isinstance(node, ast.UnaryOp) else node
+    return isinstance(inside, ast.Constant | ast.Name)

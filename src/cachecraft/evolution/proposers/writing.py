@@ -54,7 +54,8 @@ def _summary(form: Form) -> str:
     text = form.title if form.scorer else described(form.score, form.names)
     text = text[:1].upper() + text[1:].rstrip(".")
     if len(text) > WIDTH:
-        text = text[: text.rfind(",", 0, WIDTH - 12)] + " and more"
+        cut = text.rfind(",", 0, WIDTH - 12)
+        text = text[: cut if cut > WIDTH // 3 else text.rfind(" ", 0, WIDTH - 12)] + " and more"
     return text.replace("\\", "").replace('"', "'") + "."
 
 
