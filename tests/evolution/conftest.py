@@ -41,7 +41,7 @@ def items(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SharedItem]:
 @pytest.fixture(scope="module")
 def sandbox(items: dict[str, SharedItem]) -> Iterator[Sandbox]:
     """A started sandbox that has the items."""
-    with Sandbox(Limits(seconds=20, memory_bytes=512 << 20)) as started:
+    with Sandbox(Limits(seconds=20, memory_bytes=192 << 20)) as started:
         for name, item in items.items():
             started.load(name, item)
         yield started
