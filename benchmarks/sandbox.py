@@ -29,7 +29,16 @@ from cachecraft.policy.sequence import decide_sequence
 from cachecraft.terminal import one_sentence
 
 POLICIES = "streaming_llm,knorm,vk_ratio,keydiff,random,tova,snapkv,observed_attention,frc"
-COLUMNS = ("policy", "in process", "own clock", "one item", "overhead", "all items, each", "contract stage", "same bits")
+COLUMNS = (
+    "policy",
+    "in process",
+    "own clock",
+    "one item",
+    "overhead",
+    "all items, each",
+    "contract stage",
+    "same bits",
+)
 
 
 def parse_options() -> argparse.Namespace:
@@ -117,7 +126,9 @@ def main() -> None:
             policy = load_policy(name)
             program = Program.of(policy)
             verdict = accepted(sandbox.run(program, asks))
-            own = 1000 * statistics.median(accepted(sandbox.run(program, asks[:1])).choices[0].seconds for _ in range(5))
+            own = 1000 * statistics.median(
+                accepted(sandbox.run(program, asks[:1])).choices[0].seconds for _ in range(5)
+            )
             inside = median(options.repeats, lambda: decide_sequence(policy, items[0].layers, asks[0].keeps))  # noqa: B023
             one = median(options.repeats, lambda: accepted(sandbox.run(program, asks[:1])))  # noqa: B023
             every = median(options.repeats, lambda: accepted(sandbox.run(program, asks))) / len(asks)  # noqa: B023

@@ -8,6 +8,7 @@ into such a file.
 
 from __future__ import annotations
 
+import inspect
 import json
 import mmap
 import os
@@ -30,6 +31,12 @@ _MAGIC = b"cachecraft-shared-1\n"
 _LENGTH = struct.Struct("<Q")  # of the JSON that stands before it; the magic follows
 _ALIGNMENT = 64  # what torch's own allocator gives
 _GIVEN = ("keys", "values", "queries", "positions", "logsumexp", "special_mask", "punctuation_mask")
+# Whatever else a layer is made of: numbers, which are kept under the names that the constructor has for them.
+_SETTINGS = tuple(
+    name
+    for name in inspect.signature(LayerFeatures).parameters
+    if name not in {*_GIVEN, "output_projection", "rotary", "strict"}
+)
 _DTYPES = {
     str(dtype): dtype
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool)
@@ -150,12 +157,7 @@ def _described(layer: LayerFeatures, writer: _Writer, warm: Callable[[Features],
     }
     return {
         "shape": [layer.kv_heads, layer.tokens],
-        "settings": {
-            "layer": layer.layer,
-            "layers": layer.layers,
-            "scaling": layer.scaling,
-            "seed": layer.seed,
-        },
+        "settings": {name: getattr(layer, name) for name in _SETTINGS},
         "given": {name: writer.add(array) for name, array in given.items() if array is not None},
         "derived": {name: writer.add(array) for name, array in derived.items()},
         "rotary": rotary,
@@ -260,10 +262,10 @@ class SharedItem:
 
     def whose(self, address: int) -> str | None:
         """Which array an address of this process lies in, in words."""
-        for index, arrays in enumerate(self._arrays):
+        for described, arrays in zip(self._layers, self._arrays, strict=True):
             for name, array in arrays.items():
                 if 0 <= address - array.data_ptr() < array.numel() * array.element_size():
-                    return f"{name} of layer {index}"
+                    return f"{name} of layer {described['settings']['layer']}"
         return None
 
 
