@@ -242,10 +242,22 @@ WALLS = {
 @pytest.mark.parametrize("wall", WALLS)
 def test_without_a_filter_of_system_calls(wall: str, unfiltered: Sandbox) -> None:
     statement, state, words = WALLS[wall]
+    if wall == "no process can be started" and any("root" in each for each in unfiltered.missing):
+        pytest.skip("the system does not count the processes of root")
     source = f"def score_tokens(f):\n    {statement}\n    return f.keys[..., 0]\n"
     verdict = unfiltered.run(Program("mine", source), [Ask("one", (5,))])
     assert verdict.state is state, verdict
     assert re.search(words, verdict.reason), verdict
+
+
+def test_without_a_filter_whoever_kills_the_server_is_rejected(
+    unfiltered: Sandbox, canary: Callable[[str], Program]
+) -> None:
+    verdict = unfiltered.run(canary("kills_parent"), [Ask("one", (5,))])
+    # Where candidates are another user than the server they cannot reach it; elsewhere it is replaced, twice.
+    assert verdict.state in {State.RAISED, State.CRASHED}
+    assert re.search("not permitted|server died, twice", verdict.reason), verdict
+    assert unfiltered.run(Program("mine", KNORM), [Ask("one", (5,))]).ok
 
 
 def test_the_numbers_of_system_calls_are_those_of_the_kernels_headers() -> None:

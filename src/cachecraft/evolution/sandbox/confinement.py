@@ -80,7 +80,7 @@ def keep_only(answer: int, log: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, _LOG)
     os.dup2(spare, _ANSWER)
-    os.closerange(_ANSWER + 1, 1 << 20)
+    os.closerange(_ANSWER + 1, min(os.sysconf("SC_OPEN_MAX"), 1 << 20))
 
 
 def confine(bounds: Bounds, *, root: bool) -> list[str]:
