@@ -6,13 +6,30 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
-from cachecraft.policy.check import synthetic_layer
-from cachecraft.policy.features import LayerFeatures
 from cachecraft.sandbox import Limits, Program, Sandbox, SharedItem, share
+from cachecraft.policy.check import synthetic_layer
+from cachecraft.policy.contract import Policy, policy_from_source
+from cachecraft.policy.features import LayerFeatures
+from cachecraft.policy.sequence import decide_sequence
 
 CANARIES = Path(__file__).parent / "canaries"
 LAYERS, TOKENS = 4, 400
+KNORM = "def score_tokens(f):\n    return -f.keys.norm(dim=-1)\n"
+ENDLESS = "def score_tokens(f):\n    while True:\n        pass\n"
+
+
+def policy_of(source: str) -> Policy:
+    """A policy from its text, run in this process."""
+    return policy_from_source(source, name="mine", origin="mine.py")
+
+
+def in_process(policy: Policy, layers: list[LayerFeatures], keeps: tuple[int, ...]) -> list[Tensor]:
+    """What evaluation decides: (L, G, T) bool for each budget."""
+    decided = decide_sequence(policy, lambda: iter(layers), keeps)
+    return [torch.stack([decision.mask for decision in decisions]) for decisions in decided]
 
 
 def recorded_layers(seed: int, tokens: int = TOKENS) -> list[LayerFeatures]:
@@ -41,7 +58,7 @@ def items(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SharedItem]:
 @pytest.fixture(scope="module")
 def sandbox(items: dict[str, SharedItem]) -> Iterator[Sandbox]:
     """A started sandbox that has the items."""
-    with Sandbox(Limits(seconds=20, memory_bytes=512 << 20)) as started:
+    with Sandbox(Limits(seconds=20, memory_bytes=192 << 20)) as started:
         for name, item in items.items():
             started.load(name, item)
         yield started

@@ -1,45 +1,23 @@
-"""The sandbox: the same choices as in process, walls that hold one by one, and nothing lost when processes die."""
+"""The sandbox: the same choices as in process, with what they cost, and a sentence for what goes wrong."""
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
 import textwrap
-import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
-from tests.evolution.conftest import LAYERS, TOKENS, recorded_layers
-from torch import Tensor
+from tests.evolution.conftest import ENDLESS, KNORM, LAYERS, TOKENS, in_process, policy_of, recorded_layers
 
-from cachecraft.policy.check import synthetic_layer
-from cachecraft.policy.contract import Policy, builtin_policies, load_policy, policy_from_source
-from cachecraft.policy.features import LayerFeatures
-from cachecraft.policy.sequence import decide_sequence
-from cachecraft.policy.source import read_source
-from cachecraft.sandbox import (
-    Ask,
-    Limits,
-    Program,
-    Sandbox,
-    SandboxError,
-    SharedItem,
-    State,
-    share,
-    system_calls,
-)
+from cachecraft.sandbox import Ask, Limits, Program, Sandbox, SandboxError, State
 from cachecraft.sandbox.client import clean_environment
+from cachecraft.policy.contract import load_policy
+from cachecraft.policy.source import read_source
 
 POLICIES = Path(load_policy.__code__.co_filename).parents[1] / "policies"
 KEEPS = (200, 100, 13, 1)
-KNORM = "def score_tokens(f):\n    return -f.keys.norm(dim=-1)\n"
 OWN_SPLIT = KNORM + textwrap.dedent("""
     import torch
     def allocate(scores, total, floor):
@@ -49,23 +27,12 @@ OWN_SPLIT = KNORM + textwrap.dedent("""
         return counts
 """)
 READS_BUDGET = "def score_tokens(f):\n    return f.keys.norm(dim=-1) * (1 if int(f.keep[0]) > 100 else -1)\n"
-ENDLESS = "def score_tokens(f):\n    while True:\n        pass\n"
 
 
 def specifications() -> list[str]:
     """Every built-in policy; a wrapper around a plain one."""
-    texts = {name: (POLICIES / f"{name}.py").read_text() for name in builtin_policies()}
+    texts = {path.stem: path.read_text() for path in sorted(POLICIES.glob("[!_]*.py"))}
     return [f"{name}(vnorm)" if read_source(text, name).wraps else name for name, text in texts.items()]
-
-
-def in_process(policy: Policy, layers: list[LayerFeatures], keeps: tuple[int, ...]) -> list[Tensor]:
-    """What evaluation decides: (L, G, T) bool for each budget."""
-    decided = decide_sequence(policy, lambda: iter(layers), keeps)
-    return [torch.stack([decision.mask for decision in decisions]) for decisions in decided]
-
-
-def policy_of(source: str) -> Policy:
-    return policy_from_source(source, name="mine", origin="mine.py")
 
 
 @pytest.mark.parametrize("spec", [*specifications(), "snapkv:window=32", "frc:span=16,sinks=0"])
@@ -106,49 +73,6 @@ def test_a_choice_says_what_it_cost_and_what_the_item_did_not_bring(sandbox: San
     assert 0 < choice.seconds <= verdict.seconds
     assert verdict.cpu_seconds > 0
     assert sandbox.run(Program.of(load_policy("frc")), [Ask("one", (120,))]).choices[0].computed == ()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_an_item_is_what_was_shared_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
-    layers = [synthetic_layer(70, layer=index, dtype=dtype, seed=index) for index in range(2)]
-    item = share(tmp_path / "a.item", layers, warm=lambda f: (f.window_attention(8), f.keys_unrotated))
-    assert item.shape == (2, 2, 70)
-    for layer, mapped in zip(layers, item.layers(), strict=True):
-        for name in ("keys", "values", "queries", "output_projection", "special_mask", "punctuation_mask"):
-            assert torch.equal(layer.given(name), mapped.given(name))
-            assert layer.given(name).stride() == mapped.given(name).stride()
-            assert mapped.given(name).data_ptr() % 64 == 0
-        assert (mapped.layer, mapped.seed, mapped.scaling) == (layer.layer, layer.seed, layer.scaling)
-        view = mapped.view()
-        assert torch.equal(view.window_attention(8), layer.view().window_attention(8))
-        assert mapped.heavy == []
-        assert torch.equal(view.rotate(view.keys, 3), layer.view().rotate(layer.view().keys, 3))
-
-
-def test_strides_survive_since_a_product_may_depend_on_them(tmp_path: Path) -> None:
-    plain = synthetic_layer(30)
-    crosswise = plain.given("keys").transpose(1, 2).contiguous().transpose(1, 2)
-    layer = LayerFeatures(crosswise, plain.given("values"), plain.given("queries"), layer=0, layers=1)
-    mapped = next(share(tmp_path / "a.item", [layer]).layers())
-    assert mapped.given("keys").stride() == crosswise.stride() != plain.given("keys").stride()
-    assert torch.equal(mapped.given("keys"), crosswise)
-
-
-def test_layers_of_two_shapes_and_broken_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SandboxError, match="one model"):
-        share(tmp_path / "a.item", [synthetic_layer(10), synthetic_layer(11)])
-    assert list(tmp_path.iterdir()) == [], "nothing half-written stays"
-    (tmp_path / "b.item").write_bytes(b"something else entirely")
-    with pytest.raises(SandboxError, match=r"b\.item cannot be read"):
-        SharedItem.open(tmp_path / "b.item")
-    with pytest.raises(SandboxError, match=r"c\.item cannot be read \(No such file"):
-        SharedItem.open(tmp_path / "c.item")
-
-
-def test_items_of_one_model_share_their_output_projections(items: dict[str, SharedItem]) -> None:
-    first, second = items["one"], items["two"]
-    assert first.files[1] == second.files[1]
-    assert first.files[0] != second.files[0]
 
 
 def test_asking_about_what_was_not_loaded_says_so(sandbox: Sandbox) -> None:
@@ -211,133 +135,3 @@ def test_nothing_of_this_environment_reaches_a_candidate(monkeypatch: pytest.Mon
         "KMP_DUPLICATE_LIB_OK",
         "TORCHINDUCTOR_CACHE_DIR",
     }
-
-
-@pytest.fixture(scope="module")
-def unfiltered(items: dict[str, SharedItem]) -> Iterator[Sandbox]:
-    """A sandbox whose other walls stand alone, as where the system refuses a filter of system calls."""
-    with Sandbox(Limits(seconds=20, memory_bytes=512 << 20), filter_calls=False) as started:
-        assert any("filter" in each for each in started.missing)
-        started.load("one", items["one"])
-        yield started
-
-
-WALLS = {
-    "no file can be opened": ("open('/etc/hostname')", State.RAISED, "Too many open files"),
-    "no socket can be made": ("__import__('socket').socket()", State.RAISED, "Too many open files"),
-    "no process can be started": ("__import__('os').fork()", State.RAISED, "Resource temporarily unavailable"),
-    "no limit can be raised": (
-        "__import__('resource').setrlimit(7, (99, 99))",
-        State.RAISED,
-        "not allowed to raise maximum limit|ModuleNotFoundError",
-    ),
-    "memory is limited": ("f.keys.new_ones(1 << 32)", State.MEMORY, "more memory"),
-    "output is limited": ("print('x' * (1 << 22))", State.OUTPUT, "printed or wrote more"),
-    "features are read-only": ("f.keys.zero_()", State.WROTE_FEATURES, "wrote into keys of layer 0 in line 2"),
-}
-
-
-@pytest.mark.parametrize("wall", WALLS)
-def test_without_a_filter_of_system_calls(wall: str, unfiltered: Sandbox) -> None:
-    statement, state, words = WALLS[wall]
-    source = f"def score_tokens(f):\n    {statement}\n    return f.keys[..., 0]\n"
-    verdict = unfiltered.run(Program("mine", source), [Ask("one", (5,))])
-    assert verdict.state is state, verdict
-    assert re.search(words, verdict.reason), verdict
-
-
-def test_the_numbers_of_system_calls_are_those_of_the_kernels_headers() -> None:
-    headers = (Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), Path("/usr/include/asm-generic/unistd.h"))
-    if not all(path.is_file() for path in headers):
-        pytest.skip("the kernel's headers for user programs are not installed")
-    for column, path in enumerate(headers):
-        told = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", path.read_text())
-        known = {name: int(number) for name, number in told} | {"newfstatat": {0: 262, 1: 79}[column]}
-        for name, numbers in system_calls._NUMBERS.items():
-            assert known.get(name) == numbers[column], name
-
-
-def test_a_server_that_was_killed_is_replaced_with_its_items(items: dict[str, SharedItem]) -> None:
-    with Sandbox(Limits(seconds=60)) as sandbox:
-        sandbox.load("one", items["one"])
-        first = sandbox.run(Program("mine", KNORM), [Ask("one", (50,))])
-        # The candidate that runs ends with it, is asked once more and is not blamed for one death.
-        slow = "import time\ndef score_tokens(f):\n    time.sleep(0.5)\n    return -f.keys.norm(dim=-1)\n"
-        victim = sandbox.server_id
-        assert victim is not None
-        threading.Timer(0.7, os.kill, (victim, signal.SIGKILL)).start()
-        second = sandbox.run(Program("mine", slow), [Ask("one", (50,))])
-        assert second.ok, second
-        assert second.choices[0].bits == first.choices[0].bits
-        assert sandbox.server_id != victim
-
-
-DRIVER = """
-import sys
-from pathlib import Path
-from cachecraft.sandbox import Ask, Limits, Program, Sandbox, SharedItem
-sandbox = Sandbox(Limits(seconds=300))
-sandbox.start()
-sandbox.load("one", SharedItem.open(Path(sys.argv[1])))
-print(sandbox.server_id, flush=True)
-sandbox.run(Program("endless", sys.argv[2]), [Ask("one", (5,))])
-"""
-
-
-def test_server_and_candidate_end_when_their_driver_is_killed(items: dict[str, SharedItem]) -> None:
-    path = str(items["one"].files[0])
-    with subprocess.Popen([sys.executable, "-c", DRIVER, path, ENDLESS], stdout=subprocess.PIPE, text=True) as driver:
-        assert driver.stdout is not None
-        server = psutil.Process(int(driver.stdout.readline()))
-        wait_for(lambda: len(server.children()) == 1)
-        candidate = server.children()[0]
-        driver.kill()
-    gone, alive = psutil.wait_procs([server, candidate], timeout=20)
-    assert alive == []
-    assert len(gone) == 2
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-BURIAL = """
-import os, sys, time
-from cachecraft.sandbox import server, confinement
-confinement.adopt_orphans()
-told, tell = os.pipe()
-child = os.fork()
-if child == 0:
-    os.setsid()
-    if os.fork() == 0:
-        os.setsid()
-        os.write(tell, str(os.getpid()).encode())
-        time.sleep(600)
-    time.sleep(0.2)
-    os._exit(0)
-grandchild = int(os.read(told, 20))
-os.waitpid(child, 0)
-server._bury_the_rest(child)
-print(confinement.children() == [], os.path.exists(f"/proc/{grandchild}"))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
-def test_what_a_candidate_leaves_behind_in_another_session_is_ended_too() -> None:
-    done = subprocess.run([sys.executable, "-c", BURIAL], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split() == ["True", "False"]
-
-
-def test_without_forking_each_candidate_has_a_server_of_its_own(items: dict[str, SharedItem]) -> None:
-    with Sandbox(Limits(seconds=60), fork=False) as sandbox:
-        sandbox.load("one", items["one"])
-        verdict = sandbox.run(Program("mine", KNORM), [Ask("one", (50,))])
-        assert verdict.ok, verdict
-        expected = in_process(policy_of(KNORM), recorded_layers(0), (50,))[0]
-        assert torch.equal(torch.stack(verdict.choices[0].masks(0)), expected)
-        assert sandbox.server_id is None
-        late = sandbox.run(Program("mine", ENDLESS), [Ask("one", (5,))], seconds=2.0)
-        assert late.state is State.TIMEOUT

@@ -96,7 +96,7 @@ class Selections:
                 except PolicyError as error:
                     self.rejected[id(cell)] = str(error)
                     continue
-                for layer, decision in zip(subject.structure.compressed, decided, strict=True):
+                for layer, decision in decided.items():
                     self._take(layer, [cell], [decision])
 
     def _take(self, layer: int, members: Sequence[Cell], decided: Sequence[Decision]) -> None:

@@ -35,7 +35,7 @@ def decide_sequence(policy: Policy, layers: Layers, keeps: Sequence[int]) -> lis
         InvariantError: The policy broke the contract; the subclass says how.
     """
     if policy.has_allocate:
-        return [decide_allocated(policy, layers, keep) for keep in keeps]
+        return [list(decide_allocated(policy, layers, keep).values()) for keep in keeps]
     found: list[list[Decision]] = [[] for _ in keeps]
     for layer in layers():
         wanted = [_uniform(layer, keep) for keep in keeps]
@@ -44,21 +44,21 @@ def decide_sequence(policy: Policy, layers: Layers, keeps: Sequence[int]) -> lis
     return found
 
 
-def decide_allocated(policy: Policy, layers: Layers, keep: int) -> list[Decision]:
-    """What a policy that divides the budget itself keeps of each layer: score all layers, allocate, then select.
+def decide_allocated(policy: Policy, layers: Layers, keep: int) -> dict[int, Decision]:
+    """What a policy that divides the budget itself keeps: score all layers, allocate, then select.
 
     A scorer that read its budget is scored again with its own head's. Arguments and errors as for
-    :func:`decide_sequence`.
+    :func:`decide_sequence`; the result has a decision for the index of each layer, in order.
     """
     scored, total, tokens = [], 0, 0
     for layer in layers():
         scored.append(score(policy, layer, _uniform(layer, keep)))
         total, tokens = total + keep * layer.kv_heads, layer.tokens
     counts = allocated(policy, [each.scores for each in scored], total, tokens)
-    decisions = []
+    decisions = {}
     for own, before, layer in zip(counts, scored, layers(), strict=True):
         again = score(policy, layer, own) if before.read_keep else before
-        decisions.append(select(policy, again, own, layer))
+        decisions[layer.layer] = select(policy, again, own, layer)
     return decisions
 
 

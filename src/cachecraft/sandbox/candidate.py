@@ -42,7 +42,12 @@ _CHEAP = ("keys", "values", "queries", "output_projection", "positions")
 
 
 def become_candidate(
-    request: Mapping[str, Any], files: Sequence[int], items: Mapping[str, SharedItem], parent: int | None
+    request: Mapping[str, Any],
+    files: Sequence[int],
+    items: Mapping[str, SharedItem],
+    *,
+    parent: int | None,
+    root: bool,
 ) -> NoReturn:
     """Turn this process into a candidate; it ends with its answer written, or without.
 
@@ -51,13 +56,15 @@ def become_candidate(
         files: Where the answer goes and where what is printed goes.
         items: The items that may be asked about.
         parent: The server that forked this process, or None if it is that server itself.
+        root: The server was started by root.
     """
     code = 1
     try:
         if parent is not None:
             os.setsid()
         keep_only(*files)
-        missing = confine(Bounds(request["seconds"], request["memory_bytes"], request["file_bytes"]))
+        bounds = Bounds(request["seconds"], request["memory_bytes"], request["file_bytes"])
+        missing = confine(bounds, root=root)
         if parent is not None:
             die_with(parent)
         held = _close_doors(request, items, missing)

@@ -80,11 +80,15 @@ def keep_only(answer: int, log: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, _LOG)
     os.dup2(spare, _ANSWER)
-    os.closerange(_ANSWER + 1, 1 << 20)
+    os.closerange(_ANSWER + 1, min(os.sysconf("SC_OPEN_MAX"), 1 << 20))
 
 
-def confine(bounds: Bounds) -> list[str]:
+def confine(bounds: Bounds, *, root: bool) -> list[str]:
     """Give up everything but computing; the process may still read and write the files that it has open.
+
+    Args:
+        bounds: Its limits.
+        root: Its user is root outside of any user namespace that `cut_network` made.
 
     Returns:
         What the system does not offer, a few words each; the rest holds.
@@ -93,16 +97,15 @@ def confine(bounds: Bounds) -> list[str]:
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGXFSZ, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     missing += _limit(bounds)
+    if root:
+        missing += _become_nobody()
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
-        missing += _become_nobody()
         libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         libc.prctl(_NOT_DUMPABLE, 0, 0, 0, 0)
         header = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
         if libc.capset(header, (ctypes.c_uint32 * 6)()):
             missing.append("capabilities cannot be given up")
-    else:
-        missing += _become_nobody()
     return missing
 
 
@@ -154,8 +157,6 @@ def _memory_held() -> tuple[int, int] | None:
 
 def _become_nobody() -> list[str]:
     """Give up root, whose processes are not counted and who may read everything."""
-    if os.geteuid() != 0:
-        return []
     try:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)

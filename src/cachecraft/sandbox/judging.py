@@ -134,7 +134,7 @@ def _judged(request: Request, items: Mapping[str, SharedItem], limits: Limits, f
         return refused(*_fault(last))
     if finished.exit is None or finished.exit < 0:
         return refused(*_killed(finished.exit))
-    if last.get("error") in _ADMITTED:
+    if isinstance(last.get("error"), str) and last["error"] in _ADMITTED:
         return refused(State(last["error"]), harmless(last.get("reason")), harmless(last.get("rule"), 60))
     if unreadable:
         return refused(State.MALFORMED, f"handed over an answer that cannot be read: {unreadable}; return masks only.")
@@ -195,9 +195,9 @@ def _chosen(request: Request, items: Mapping[str, SharedItem], frames: list[tupl
 
 
 def _read(ask: Ask, item: SharedItem, header: Mapping[str, Any], bits: tuple[bytes, ...]) -> Choice:
-    forced = tuple(header["forced"])
-    seconds = header["seconds"]
-    if len(forced) != len(ask.keeps) or not isinstance(seconds, float) or not 0 <= seconds < float("inf"):
+    forced, seconds, computed = header["forced"], header["seconds"], header["computed"]
+    sound = isinstance(forced, list) and len(forced) == len(ask.keeps) and isinstance(computed, list)
+    if not sound or not isinstance(seconds, float) or not 0 <= seconds < float("inf"):
         raise ValueError("its account of itself makes no sense")
     return Choice(
         ask=ask,
@@ -206,7 +206,7 @@ def _read(ask: Ask, item: SharedItem, header: Mapping[str, Any], bits: tuple[byt
         read_keep=header["read_keep"] is True,
         forced=tuple(each is True for each in forced),
         seconds=seconds,
-        computed=tuple(harmless(each, 60) for each in header["computed"][:32]),
+        computed=tuple(harmless(each, 60) for each in computed[:32]),
     )
 
 

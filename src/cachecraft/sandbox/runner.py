@@ -78,8 +78,10 @@ class Sandbox:
             raise SandboxError(f"Candidates cannot be confined on {sys.platform}; use Linux, macOS or WSL.")
         with self._lock:
             if not self._probed:
-                told = probed(self._finished(Request(Program("probe", ""), "probe"), Limits(seconds=_SECONDS_TO_PROBE)))
-                self.missing, self._probed = tuple(dict.fromkeys(told)), True
+                missing = self._started().missing
+                limits = Limits(_SECONDS_TO_PROBE, self.limits.memory_bytes, self.limits.output_bytes)
+                missing += probed(self._finished(Request(Program("probe", ""), "probe"), limits))
+                self.missing, self._probed = tuple(missing), True
 
     def close(self) -> None:
         """End the server and with it whatever runs in it; items are remembered."""

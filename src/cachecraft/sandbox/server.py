@@ -30,8 +30,8 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 class Server:
     """Serves one trusted process over one socket until either ends."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
+    def __init__(self, channel: socket.socket, *, root: bool) -> None:
+        self._channel, self._root = channel, root
         self._items: dict[str, SharedItem] = {}
         self._parent = os.getppid()
         # A child's end wakes the wait for messages and deadlines, without threads.
@@ -70,7 +70,7 @@ class Server:
                 self._items.pop(message["item"], None)
             case "run":
                 if not message["fork"]:
-                    become_candidate(message, files, self._items, None)
+                    become_candidate(message, files, self._items, parent=None, root=self._root)
                 return self._run(message, files)
         return {"done": True}
 
@@ -80,7 +80,7 @@ class Server:
         candidate = os.fork()
         if candidate == 0:
             signal.set_wakeup_fd(-1)
-            become_candidate(request, files, self._items, own)
+            become_candidate(request, files, self._items, parent=own, root=self._root)
         late, watched = False, [self._channel.fileno(), self._woken]
         while True:
             done, status, usage = os.wait4(candidate, os.WNOHANG)
@@ -102,7 +102,7 @@ class Server:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._woken, 4096)
         seconds = time.monotonic() - began
-        _bury_the_rest(candidate)
+        bury_the_rest(candidate)
         return {
             "exit": os.waitstatus_to_exitcode(status),
             "late": late,
@@ -118,7 +118,7 @@ def _kill(candidate: int) -> None:
             kill(candidate, signal.SIGKILL)
 
 
-def _bury_the_rest(group: int) -> None:
+def bury_the_rest(group: int) -> None:
     """End whatever a candidate left behind, in its group or out of it: its orphans are this process's children."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
@@ -138,10 +138,11 @@ def _bury_the_rest(group: int) -> None:
 def main(channel: int) -> None:
     """Entry point of the server process; `channel` is the number of its socket."""
     warm()
+    root = os.geteuid() == 0  # in a user namespace the system would say something else
     missing = [reason] if (reason := cut_network()) else []
     adopt_orphans()
     settle()
     if os.path.isdir("/proc/self/task") and len(os.listdir("/proc/self/task")) != 1:
         sys.exit("the warmed process has several threads and cannot fork safely")
     with contextlib.suppress(WireError):
-        Server(socket.socket(fileno=channel)).serve(missing)
+        Server(socket.socket(fileno=channel), root=root).serve(missing)

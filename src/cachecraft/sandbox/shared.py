@@ -8,6 +8,7 @@ into such a file.
 
 from __future__ import annotations
 
+import inspect
 import json
 import mmap
 import os
@@ -30,6 +31,13 @@ _MAGIC = b"cachecraft-shared-1\n"
 _LENGTH = struct.Struct("<Q")  # of the JSON that stands before it; the magic follows
 _ALIGNMENT = 64  # what torch's own allocator gives
 _GIVEN = ("keys", "values", "queries", "positions", "logsumexp", "special_mask", "punctuation_mask")
+_COMMON = ("positions", "special_mask", "punctuation_mask")
+# Whatever else a layer is made of: numbers, which are kept under the names that the constructor has for them.
+_SETTINGS = tuple(
+    name
+    for name in inspect.signature(LayerFeatures).parameters
+    if name not in {*_GIVEN, "output_projection", "rotary", "strict"}
+)
 _DTYPES = {
     str(dtype): dtype
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool)
@@ -39,24 +47,28 @@ Place = list[Any]
 
 
 class _Writer:
-    """Writes arrays one after another; an array that is met again is not written again."""
+    """Writes arrays one after another."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._seen: dict[tuple[object, ...], tuple[Tensor, Place]] = {}  # arrays are held, so no address returns
+        self._common: dict[int, tuple[Tensor, Place]] = {}  # the arrays are held, so that no address returns
 
     def add(self, array: Tensor) -> Place:
         """Write an array in the order of its memory, so that reading it restores its strides."""
-        known = (array.data_ptr(), array.shape, array.stride(), array.dtype, array.device)
-        if known in self._seen:
-            return self._seen[known][1]
         strides = array.stride()
         order = sorted(range(array.dim()), key=lambda each: (-strides[each], each))
         stored = array.detach().permute(order).cpu().contiguous()
         self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
         place: Place = [self._file.tell(), str(array.dtype), list(stored.shape), order]
         self._file.write(stored.view(-1).view(torch.uint8).numpy().data)
-        self._seen[known] = (array, place)
+        return place
+
+    def add_common(self, array: Tensor) -> Place:
+        """Write an array that layers have in common only once."""
+        held, place = self._common.get(array.data_ptr(), (None, None))
+        if held is None or place is None or not torch.equal(held, array):
+            place = self.add(array)
+            self._common[array.data_ptr()] = array, place
         return place
 
     def finish(self, description: Mapping[str, Any]) -> None:
@@ -136,7 +148,7 @@ def _described(layer: LayerFeatures, writer: _Writer, warm: Callable[[Features],
     """Write one layer's arrays and say what else makes it up."""
     given = {name: _given(layer, name) for name in _GIVEN}
     try:
-        rotary = [writer.add(layer.rotary.cos), writer.add(layer.rotary.sin)]
+        rotary = [writer.add_common(layer.rotary.cos), writer.add_common(layer.rotary.sin)]
     except FeatureError:
         rotary = []
     if warm is not None:
@@ -150,13 +162,12 @@ def _described(layer: LayerFeatures, writer: _Writer, warm: Callable[[Features],
     }
     return {
         "shape": [layer.kv_heads, layer.tokens],
-        "settings": {
-            "layer": layer.layer,
-            "layers": layer.layers,
-            "scaling": layer.scaling,
-            "seed": layer.seed,
+        "settings": {name: getattr(layer, name) for name in _SETTINGS},
+        "given": {
+            name: writer.add_common(array) if name in _COMMON else writer.add(array)
+            for name, array in given.items()
+            if array is not None
         },
-        "given": {name: writer.add(array) for name, array in given.items() if array is not None},
         "derived": {name: writer.add(array) for name, array in derived.items()},
         "rotary": rotary,
     }
@@ -260,10 +271,10 @@ class SharedItem:
 
     def whose(self, address: int) -> str | None:
         """Which array an address of this process lies in, in words."""
-        for index, arrays in enumerate(self._arrays):
+        for described, arrays in zip(self._layers, self._arrays, strict=True):
             for name, array in arrays.items():
                 if 0 <= address - array.data_ptr() < array.numel() * array.element_size():
-                    return f"{name} of layer {index}"
+                    return f"{name} of layer {described['settings']['layer']}"
         return None
 
 

@@ -58,25 +58,21 @@ def _use_operations() -> None:
     half @ half, half.softmax(dim=-1), square.half() @ square.half()
 
 
-def settle() -> int:
+def settle() -> None:
     """Make forking cheap: freeze what the collector would touch and gather memory into big pages.
 
     Copying page tables is most of what a fork costs; a page of 2 MiB has one entry instead of 512. Where the system
     does not offer it nothing is lost but time.
-
-    Returns:
-        Bytes that lie in big pages now by our doing.
     """
     gc.collect()
     gc.freeze()
     if sys.platform != "linux":
-        return 0
-    libc, gathered = ctypes.CDLL(None, use_errno=True), 0
+        return
+    libc = ctypes.CDLL(None)
     with open("/proc/self/maps", encoding="utf-8") as file:
         regions = re.findall(r"^(\w+)-(\w+) rw-p \S+ \S+ 0\s", file.read(), re.MULTILINE)  # anonymous, writable
-    for start, end in ((int(low, 16), int(high, 16)) for low, high in regions):
-        first, size = -(-start // _BIG_PAGE) * _BIG_PAGE, 0
-        size = end // _BIG_PAGE * _BIG_PAGE - first
-        if size > 0 and libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _COLLAPSE) == 0:
-            gathered += size
-    return gathered
+    for low, high in regions:
+        first = -(-int(low, 16) // _BIG_PAGE) * _BIG_PAGE
+        size = int(high, 16) // _BIG_PAGE * _BIG_PAGE - first
+        if size > 0:
+            libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _COLLAPSE)

@@ -99,6 +99,7 @@ def read_frames(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 
 def harmless(text: object, longest: int = _LONGEST_TEXT) -> str:
-    """A text from a candidate as one short line of printable characters."""
-    line = "".join(character if character.isprintable() else " " for character in str(text)[: longest * 2])
+    """A text or an error from a candidate as one short line of printable characters; "" if it is something else."""
+    plain = str(text) if isinstance(text, str | BaseException) else ""
+    line = "".join(character if character.isprintable() else " " for character in plain[: longest * 2])
     return " ".join(line.split())[:longest]

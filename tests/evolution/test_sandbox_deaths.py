@@ -1,0 +1,108 @@
+"""Processes that die or are killed: the next candidate runs, nothing is left behind, nobody else is blamed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+import torch
+from tests.evolution.conftest import ENDLESS, KNORM, in_process, policy_of, recorded_layers
+
+from cachecraft.sandbox import Ask, Limits, Program, Sandbox, SharedItem, State
+from cachecraft.sandbox.confinement import adopt_orphans, children
+from cachecraft.sandbox.server import bury_the_rest
+
+
+def test_a_server_that_was_killed_is_replaced_with_its_items(items: dict[str, SharedItem]) -> None:
+    with Sandbox(Limits(seconds=60)) as sandbox:
+        sandbox.load("one", items["one"])
+        first = sandbox.run(Program("mine", KNORM), [Ask("one", (50,))])
+        # The candidate that runs ends with it, is asked once more and is not blamed for one death.
+        slow = "import time\ndef score_tokens(f):\n    time.sleep(0.5)\n    return -f.keys.norm(dim=-1)\n"
+        victim = sandbox.server_id
+        assert victim is not None
+        threading.Timer(0.7, os.kill, (victim, signal.SIGKILL)).start()
+        second = sandbox.run(Program("mine", slow), [Ask("one", (50,))])
+        assert second.ok, second
+        assert second.choices[0].bits == first.choices[0].bits
+        assert sandbox.server_id != victim
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from cachecraft.sandbox import Ask, Limits, Program, Sandbox, SharedItem
+sandbox = Sandbox(Limits(seconds=300))
+sandbox.start()
+sandbox.load("one", SharedItem.open(Path(sys.argv[1])))
+print(sandbox.server_id, flush=True)
+sandbox.run(Program("endless", sys.argv[2]), [Ask("one", (5,))])
+"""
+
+
+def test_server_and_candidate_end_when_their_driver_is_killed(items: dict[str, SharedItem]) -> None:
+    path = str(items["one"].files[0])
+    with subprocess.Popen([sys.executable, "-c", DRIVER, path, ENDLESS], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        server = psutil.Process(int(driver.stdout.readline()))
+        wait_for(lambda: len(server.children()) == 1)
+        candidate = server.children()[0]
+        driver.kill()
+    gone, alive = psutil.wait_procs([server, candidate], timeout=20)
+    assert alive == []
+    assert len(gone) == 2
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def buried() -> bool:
+    """Leave a process in a session of its own behind and have it ended, as a server does after a candidate."""
+    adopt_orphans()
+    told, tell = os.pipe()
+    if (child := os.fork()) == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+            os.write(tell, str(os.getpid()).encode())
+            time.sleep(600)
+        time.sleep(0.2)
+        os._exit(0)
+    grandchild = int(os.read(told, 20))
+    os.waitpid(child, 0)
+    bury_the_rest(child)
+    return children() == [] and not os.path.exists(f"/proc/{grandchild}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
+def test_what_a_candidate_leaves_behind_in_another_session_is_ended_too() -> None:
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            code = 0 if buried() else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_without_forking_each_candidate_has_a_server_of_its_own(items: dict[str, SharedItem]) -> None:
+    with Sandbox(Limits(seconds=60), fork=False) as sandbox:
+        sandbox.load("one", items["one"])
+        verdict = sandbox.run(Program("mine", KNORM), [Ask("one", (50,))])
+        assert verdict.ok, verdict
+        expected = in_process(policy_of(KNORM), recorded_layers(0), (50,))[0]
+        assert torch.equal(torch.stack(verdict.choices[0].masks(0)), expected)
+        assert sandbox.server_id is None
+        late = sandbox.run(Program("mine", ENDLESS), [Ask("one", (5,))], seconds=2.0)
+        assert late.state is State.TIMEOUT
