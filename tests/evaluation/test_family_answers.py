@@ -15,10 +15,14 @@ from cachecraft.errors import ModelError
 from cachecraft.evaluation.answers import answer_ids
 from cachecraft.evaluation.cells import Budget, make_cells
 from cachecraft.evaluation.forced import likelihoods, queries_of
+from cachecraft.evaluation.grid import evaluate
 from cachecraft.evaluation.hindsight import hindsight_orders
 from cachecraft.evaluation.selections import Selections, Subject
+from cachecraft.evaluation.settings import Settings
 from cachecraft.evaluation.timing import Stopwatch
 from cachecraft.evaluation.traces import read_trace, record, write_trace
+from cachecraft.reporting.summary import summarise
+from cachecraft.reporting.tables import notes
 from cachecraft.runtime.structure import ModelStructure
 
 TOKENS, MOST = 60, 8
@@ -97,6 +101,22 @@ def test_hindsight_orders_the_compressed_layers_only(family: str) -> None:
     assert tuple(orders) == structure.compressed
     for order in orders.values():
         assert order.sort(dim=-1).values.tolist() == [list(range(TOKENS))] * 2
+
+
+def test_a_run_says_which_layers_were_not_compressed_and_counts_their_bytes(tiny_tokenizer, tmp_path: Path) -> None:
+    structure = ModelStructure.of(build_model("gemma3", sliding_window=700))
+    subject = Subject(structure, tiny_tokenizer, "tiny", "r0", "float32")
+    asked = Settings(("knorm",), (Budget(ratio=0.75),), ("ruler:niah_single_1",), length=600, samples=1)
+    store, ids = evaluate(subject, asked, tmp_path / "run")
+    results = list(store.results(ids))
+    store.close()
+    for result in results:
+        kept = result.tokens if result.label == "full" else result.tokens // 4
+        assert result.kept_bytes == ENTRY * (kept + 2 * result.tokens)
+        assert result.full_bytes == ENTRY * 3 * result.tokens
+    lines = notes(summarise(results, "answer"), store.settings)
+    assert structure.note in lines
+    assert structure.note.startswith("1 of 3 layers are compressed; the others attend to the last 700 tokens only")
 
 
 def test_what_the_packed_batch_cannot_attend_to_yet_is_refused() -> None:

@@ -223,10 +223,10 @@ def test_a_sliding_layer_holds_what_the_stock_cache_holds(reference, family: str
 @pytest.mark.parametrize("family", ["llama-dynamic", "phi3-longrope", "gemma3"])
 def test_asking_for_far_positions_leaves_the_model_as_it_is(reference, family: str) -> None:
     model = build_model(family, max_position_embeddings=100)
-    ids = torch.tensor([reference.random_ids(40, 9)])
+    ids = torch.tensor([reference.random_ids(20, 9)])
     before = model(input_ids=ids, use_cache=False).logits
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    table = next(iter(ModelStructure.of(model).rotary(100).values()))
-    assert table.cos.shape[0] == 612
+    table = next(iter(ModelStructure.of(model).rotary(150).values()))
+    assert table.cos.shape[0] == 662
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
     assert torch.equal(model(input_ids=ids, use_cache=False).logits, before)

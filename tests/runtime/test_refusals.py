@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from tests.families import build_model
@@ -9,6 +11,7 @@ from transformers import PreTrainedModel, StaticCache
 from transformers.cache_utils import Cache, QuantizedLayer
 
 from cachecraft.errors import FeatureError, ModelError
+from cachecraft.models import load
 from cachecraft.runtime import compat
 from cachecraft.runtime.attention import attending
 from cachecraft.runtime.context import prefill
@@ -50,6 +53,19 @@ def test_an_unknown_rotary_embedding_of_one_kind_of_layer_is_refused() -> None:
     model.config.rope_parameters["sliding_attention"]["rope_type"] = "spiral"
     with pytest.raises(ModelError, match="of type 'spiral'"):
         ModelStructure.of(model)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_folder_whose_rotary_embedding_cannot_be_built_is_refused_by_name(tiny_tokenizer, tmp_path, family) -> None:
+    build_model(family).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    settings = json.loads(config.read_text())
+    for rope in (settings["rope_parameters"], settings["rope_parameters"].get("full_attention", {})):
+        rope |= {"rope_type": "spiral"} if "rope_type" in rope else {}
+    config.write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match="asks for a rotary embedding of type 'spiral', which transformers"):
+        load(str(tmp_path))
 
 
 def test_a_model_without_rotary_embedding_is_refused() -> None:

@@ -118,6 +118,7 @@ def settings_record(
         "scoring": list(settings.scoring),
         "selector": settings.selector or "each policy's own",
         "references": list(settings.references),
+        "not_compressed": subject.structure.note,
         "versions": versions(),
         "threads": f"{torch.get_num_threads()}",
     }

@@ -95,6 +95,8 @@ def notes(summary: Summary, settings: dict[str, Any]) -> list[str]:
     if summary.skipped:
         each = (f"{task.removeprefix('ruler:')} (it {needs})" for task, needs in sorted(summary.skipped.items()))
         lines.append(f"Skipped: {', '.join(each)}.")
+    if note := settings.get("not_compressed"):
+        lines.append(note)
     full = next((row for row in summary.rows if row.label == "full"), None)
     if full is not None:
         means = next(iter(full.cells.values())).by_task

@@ -16,8 +16,9 @@ import torch
 import transformers
 from packaging.version import Version
 from torch import Tensor
-from transformers import AttentionInterface, GenerationConfig, PreTrainedModel
+from transformers import AttentionInterface, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import StaticLayer
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cachecraft.errors import ModelError
 
@@ -68,6 +69,23 @@ def require_growing_cache(cache: Any) -> None:
                 f"A {'quantised' if quantised else 'static'} cache ({type(cache).__name__}) cannot be compressed; "
                 "leave the cache to CacheCraft or use a dynamic one."
             )
+
+
+def require_buildable_rotary(config: PreTrainedConfig) -> None:
+    """Refuse settings whose rotary embedding the installed transformers cannot build, before it tries.
+
+    Raises:
+        ModelError: The type of a rotary embedding is unknown.
+    """
+    settings = getattr(config, "rope_parameters", None) or {}
+    # Either one embedding's settings, or those of several kinds of layers by name.
+    each = [part for part in settings.values() if isinstance(part, dict)] or [settings]
+    types = {str(part.get("rope_type", "default")) for part in each}
+    if unknown := sorted(types - {"default", *ROPE_INIT_FUNCTIONS}):
+        raise ModelError(
+            f"The model's config.json asks for a rotary embedding of type {unknown[0]!r}, which transformers "
+            f"{transformers.__version__} does not know; correct the file or install a release that does."
+        )
 
 
 def register_attention(name: str, function: AttentionFunction) -> None:
