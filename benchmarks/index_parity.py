@@ -82,23 +82,29 @@ def choices(subject: Subject, trace: Trace, policies: Sequence[Policy], keeps: S
     ]
 
 
-def compare(choice: Choice, peer: Tensor) -> Parity:
-    """Compare one choice with the peer's kept indices, (L, G, kept) int64.
+def compare(choice: Choice, peer: Tensor, *, scale: float = 0.0) -> Parity:
+    """Compare one choice with the entries that the peer keeps.
+
+    Args:
+        choice: Ours.
+        peer: (L, G, T) bool.
+        scale: Near ties are relative to the threshold, or to this where the threshold is smaller: for standardised
+            scores, whose threshold may be 0.
 
     Raises:
         CacheCraftError: The peer kept another number of entries, so that nothing can be compared.
     """
-    ours = choice.masks.flatten(0, 1)  # (L * G, T)
+    ours, theirs = choice.masks.flatten(0, 1), peer.flatten(0, 1)  # (L * G, T)
     worth = choice.worth.flatten(0, 1)
-    theirs = torch.zeros_like(ours).scatter_(-1, peer.flatten(0, 1), True)
     if bool((theirs.sum(dim=-1) != ours.sum(dim=-1)).any()):
-        raise CacheCraftError(f"The peer keeps {peer.shape[-1]} entries where ours keeps {int(ours[0].sum())}.")
+        raise CacheCraftError(f"The peer keeps {int(theirs[0].sum())} entries where ours keeps {int(ours[0].sum())}.")
     threshold = worth.masked_fill(~ours, torch.inf).amin(dim=-1, keepdim=True)  # the worst entry kept
     cut = threshold.isinf().squeeze(-1)  # only protected entries are kept
     differing = ours != theirs
     cut_differing = int(differing[cut].sum())
     ours, worth, threshold, differing = ours[~cut], worth[~cut], threshold[~cut], differing[~cut]
-    near = (worth - threshold).abs() <= NEAR * threshold.abs().clamp(min=torch.finfo(torch.float32).tiny)
+    least = max(scale, torch.finfo(torch.float32).tiny)
+    near = (worth - threshold).abs() <= NEAR * threshold.abs().clamp(min=least)
     return Parity(
         selections=len(ours),
         identical=len(ours) - int(differing.any(dim=-1).sum()),

@@ -4,8 +4,9 @@ Reads one JSON request a line from standard input and answers each with one line
 both sides can take turns. It imports nothing of CacheCraft. Requests:
 
 * ``{"do": "open", "model": FOLDER, "samples": FILE, "threads": N}`` loads the model (float32) and the samples;
-* ``{"do": "cell", "press": NAME, "ratio": R, "sample": I, "indices": FILE or null}`` compresses one sample's context
-  and answers its question greedily; with a file's name the kept indices are recorded too (and the time means nothing).
+* ``{"do": "cell", "press": NAME, "ratio": R, "sample": I, "record": FILE or null, "blend": B or null, "noise": FILE or
+  null}`` compresses one sample's context and answers its question greedily. With a file to record to, the kept entries
+  and their scores are written there (and the time means nothing); `blend` and `noise` are kvpress_presses.py's.
 """
 
 from __future__ import annotations
@@ -20,48 +21,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from kvpress import (
-    KeyDiffPress,
-    KnormPress,
-    KVPressTextGenerationPipeline,
-    ObservedAttentionPress,
-    RandomPress,
-    ScorerPress,
-    SnapKVPress,
-    StreamingLLMPress,
-    TOVAPress,
-)
+from kvpress import KVPressTextGenerationPipeline
+from kvpress_presses import NEEDS_EAGER, Recorder, drawing, make_press
 from transformers import AutoModelForCausalLM, AutoTokenizer, logging
-
-
-class VnormPress(ScorerPress):
-    """The norm of the value. Not part of kvpress: added here so that both sides run the same cells."""
-
-    def score(self, module, hidden_states, keys, values, attentions, kwargs):
-        """Scores, (B, G, T)."""
-        return values.norm(dim=-1)
-
-
-class VKRatioPress(ScorerPress):
-    """Norm of the value over norm of the key. Not part of kvpress, as above."""
-
-    def score(self, module, hidden_states, keys, values, attentions, kwargs):
-        """Scores, (B, G, T)."""
-        return values.norm(dim=-1) / keys.norm(dim=-1)
-
-
-PRESSES = {
-    "random": RandomPress,
-    "streaming_llm": StreamingLLMPress,
-    "knorm": KnormPress,
-    "keydiff": KeyDiffPress,
-    "vnorm": VnormPress,
-    "vk_ratio": VKRatioPress,
-    "snapkv": SnapKVPress,
-    "tova": TOVAPress,
-    "observed_attention": ObservedAttentionPress,
-}
-NEEDS_EAGER = {"observed_attention"}  # its score is taken from attention weights that only eager attention returns
 
 
 class ListeningTokenizer:
@@ -82,20 +44,6 @@ class ListeningTokenizer:
         return getattr(self._tokenizer, name)
 
 
-def record_indices(press: ScorerPress, found: list[np.ndarray]) -> None:
-    """Make a press note which entries it keeps of each layer, (G, kept), by compressing the positions as well."""
-    compress = press.compress
-
-    def noting(module, hidden_states, keys, values, attentions, kwargs):
-        places = torch.arange(keys.shape[2], dtype=torch.float32)  # exact up to 2**24
-        ramp = places.view(1, 1, -1, 1).expand(keys.shape)
-        _, kept = compress(module, hidden_states, keys, ramp, attentions, kwargs)
-        found.append(kept[0, :, :, 0].to(torch.int32).numpy())
-        return compress(module, hidden_states, keys, values, attentions, kwargs)
-
-    press.compress = noting
-
-
 class Peer:
     """A loaded model with the samples to run on it."""
 
@@ -111,24 +59,24 @@ class Peer:
         with torch.no_grad():
             self.model(torch.tensor([self.samples[0]["context_ids"][:64]]))  # warm up
 
-    def cell(self, press: str, ratio: float, sample: int, indices: str | None) -> dict[str, Any]:
+    def cell(
+        self, press: str, ratio: float, sample: int, record: str | None, blend: float | None, noise: str | None
+    ) -> dict[str, Any]:
         """Run one cell: prefill, compress, answer."""
         chosen = self.samples[sample]
-        made = PRESSES[press](compression_ratio=ratio)
-        kept: list[np.ndarray] = []
-        if indices is not None:
-            record_indices(made, kept)
-        self.model.set_attn_implementation("eager" if press in NEEDS_EAGER else self.stock)
+        made = make_press(press, ratio, blend)
+        recorder = Recorder(made) if record is not None else None
+        self.model.set_attn_implementation("eager" if any(name in press for name in NEEDS_EAGER) else self.stock)
         inputs = {
             "context_ids": torch.tensor([chosen["context_ids"]]),
             "questions_ids": [torch.tensor([chosen["follow_ids"]])],
         }
         wall, cpu = time.perf_counter(), time.process_time()
-        with torch.no_grad():
+        with torch.no_grad(), drawing(np.load(noise) if noise is not None else None):
             (answer,) = self.pipeline._forward(inputs, max_new_tokens=chosen["max_new_tokens"], press=made)
         seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
-        if indices is not None:
-            np.savez(indices, kept=np.stack(kept))  # (L, G, kept)
+        if recorder is not None:
+            np.savez(record, **recorder.arrays())
         return {"seconds": seconds, "cpu_seconds": cpu_seconds, "ids": self.tokenizer.ids, "answer": answer}
 
 
@@ -144,7 +92,7 @@ def main() -> None:
         if request["do"] == "open":
             peer = Peer(request["model"], request["samples"], request["threads"])
         elif peer is not None:
-            reply = peer.cell(request["press"], request["ratio"], request["sample"], request["indices"])
+            reply = peer.cell(**{key: value for key, value in request.items() if key != "do"})
         replies.write(json.dumps(reply) + "\n")
 
 

@@ -71,7 +71,7 @@ def compare_sample(
             kept = folder / f"{name}-sample{number}-keep{keep}.npz"
             cell = peer.cell(name, peer_ratio(tokens, keep), number, kept)
             with np.load(kept) as file:
-                parity = compare(choice, torch.from_numpy(file["kept"]).long())
+                parity = compare(choice, torch.from_numpy(file["masks"]))
             flip = find_flip(model, trace, sample, choice, answers[at * len(keeps) + index], cell, parity)
             rows.append({"policy": name, "sample": number, "keep": keep, "parity": parity, "flip": flip, "peer": cell})
             tick()

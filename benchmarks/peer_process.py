@@ -105,10 +105,29 @@ class PeerProcess:
         """Load model and samples."""
         self._ask({"do": "open", "model": str(model), "samples": str(samples), "threads": threads})
 
-    def cell(self, press: str, ratio: float, sample: int, indices: Path | None = None) -> PeerCell:
-        """Run one cell; with `indices` the kept entries are written to that file and the time means nothing."""
-        request = {"do": "cell", "press": press, "ratio": ratio, "sample": sample}
-        return PeerCell(**self._ask(request | {"indices": None if indices is None else str(indices)}))
+    def cell(
+        self,
+        press: str,
+        ratio: float,
+        sample: int,
+        record: Path | None = None,
+        *,
+        blend: float | None = None,
+        noise: Path | None = None,
+    ) -> PeerCell:
+        """Run one cell.
+
+        Args:
+            press: Our name of the policy; `chunks(NAME)` for its ChunkKV.
+            ratio: Its compression ratio.
+            sample: Number of the sample.
+            record: Where to write which entries it keeps and how it scored them; then the time means nothing.
+            blend: Weight of the leverage in `compactor`, which else is the ratio.
+            noise: A file of normal draws, (L, ...), that it uses instead of its own, one for each layer.
+        """
+        request = {"do": "cell", "press": press, "ratio": ratio, "sample": sample, "blend": blend}
+        files = {"record": record, "noise": noise}
+        return PeerCell(**self._ask(request | {key: file and str(file) for key, file in files.items()}))
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None

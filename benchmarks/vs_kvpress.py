@@ -1,7 +1,8 @@
 """Side by side with kvpress: the same entries? the same answers? how many times faster?
 
-Three parts: `parity` compares kept indices and greedy answers, `speed` times eight policies at 1k and 4k tokens, and
-`apart` times observed_attention and h2o, which need attention weights of the whole context. The peer runs in its own
+Four parts: `parity` compares kept indices and greedy answers, `methods` scores and kept indices of further methods,
+`speed` times eight policies at 1k and 4k tokens, and `apart` times observed_attention and h2o, which need attention
+weights of the whole context. The peer runs in its own
 environment and process; both sides use the same token ids, new-token limit, float32 and number of threads, and only
 one computes at a time. Where the peer differs by design or by fault: docs/kvpress.md.
 """
@@ -18,6 +19,7 @@ from cold_run import cold_run, warm_up
 from parity_part import COMPARED, open_samples, run_parity
 from peer_process import PeerProcess, peer_python, peer_ratio
 from samples import make_samples
+from score_parity import run_methods
 from speed_trial import Speed, measure_speed
 from subject import EIGHT, FOUR_RATIOS, Model, add_model_options, load_model
 
@@ -32,7 +34,7 @@ SPEED_COLUMNS = (
     *("tokens, cells, scoring", "ours", "kvpress", "cells timed", "new tokens timed/all"),
     *("times faster", "adjusted", "target"),
 )
-PARTS = ("parity", "speed", "apart")
+PARTS = ("parity", "methods", "speed", "apart")
 TARGETS = {(32, False): (8, 10), (32, True): (16, 20), (64, True): (30, None)}  # (cells, long): answers, likelihood
 
 
@@ -43,8 +45,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--parts", default=",".join(PARTS), help="which parts to run (default: %(default)s)")
     parser.add_argument("--policies", default=",".join(COMPARED), help="compared in `parity` (default: all six)")
     parser.add_argument("--ratios", default=",".join(map(str, FOUR_RATIOS)), help="default: %(default)s")
-    parser.add_argument("--samples", type=int, default=1, help="`parity`: items of each of 3 tasks (default: 1)")
-    parser.add_argument("--parity-length", type=int, default=1024, help="`parity`: tokens (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=1, help="`parity`, `methods`: items per task (default: 1)")
+    parser.add_argument("--parity-length", type=int, default=1024, help="`parity`, `methods`: tokens (default: 1024)")
+    parser.add_argument("--methods", default="", help="`methods`: only those whose label contains this text")
     parser.add_argument("--parity-tokens", type=int, help="`parity`: new tokens at most (default: the task's)")
     parser.add_argument("--lengths", default="1024,4096", help="`speed`, `apart`: tokens (default: %(default)s)")
     parser.add_argument("--timing-samples", type=int, default=2, choices=(1, 2), help="timed samples (default: 2)")
@@ -175,6 +178,7 @@ def main() -> None:
     options = parse_options()
     parts: dict[str, Callable[[Model, PeerProcess, BenchReport, argparse.Namespace], None]] = {
         "parity": run_parity,
+        "methods": run_methods,
         "speed": run_speed,
         "apart": run_apart,
     }

@@ -26,20 +26,16 @@ def score_tokens(
     """
     if f.tokens <= sinks:
         return torch.zeros(f.kv_heads, f.tokens, device=f.positions.device)
-    queries = f.queries_unrotated[:, sinks:]  # (H, n, D)
-    rotation = f.mean_rotation(future)
-    mean = queries.mean(dim=1, keepdim=True)
-    centred = queries - mean
-    covariance = centred.transpose(1, 2) @ centred / queries.shape[1]
-    group = f.heads // f.kv_heads
-    mean = (mean @ rotation.t()).view(f.kv_heads, group, -1)
-    covariance = (rotation @ covariance @ rotation.t()).view(f.kv_heads, group, *rotation.shape)
+    group, rotation = f.heads // f.kv_heads, f.mean_rotation(future)
     keys = f.keys[:, sinks:]  # (G, n, D)
     expected = torch.zeros(keys.shape[:2], device=keys.device)
-    for member in range(group):
-        towards = (keys @ mean[:, member, :, None]).squeeze(-1)
-        spread = ((keys @ covariance[:, member]) * keys).sum(dim=-1)
-        expected += (towards * f.scaling + spread * (f.scaling**2 / 2)).softmax(dim=-1) / group
+    for head, queries in enumerate(f.queries_unrotated[:, sinks:]):  # one at a time: little memory
+        mean = queries.mean(dim=0)
+        centred = queries - mean
+        covariance = rotation @ (centred.t() @ centred / queries.shape[0]) @ rotation.t()
+        key = keys[head // group]
+        logits = key @ (rotation @ mean) * f.scaling + ((key @ covariance) * key).sum(dim=-1) * (f.scaling**2 / 2)
+        expected[head // group] += logits.softmax(dim=-1) / group
     if value_norm:
         expected = (expected + epsilon) * torch.linalg.vector_norm(f.values[:, sinks:], dim=-1)
     return torch.cat((expected.max().expand(f.kv_heads, sinks), expected), dim=-1)

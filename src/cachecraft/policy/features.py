@@ -196,8 +196,16 @@ class LayerFeatures:
 
     def unrotated(self, name: str) -> Tensor:
         """Keys or queries as they were before the rotation, float32."""
-        table = self.rotary
-        return self.cached(f"{name}_unrotated", lambda: table.unrotate(self.given(name), self.positions()).contiguous())
+        table, positions = self.rotary, self.positions()
+
+        def head_by_head() -> Tensor:  # a whole array's temporaries would take several times its size
+            turned = self.given(name)
+            plain = torch.empty(turned.shape, device=self.device)
+            for head, rows in enumerate(turned):
+                plain[head] = table.unrotate(rows, positions)
+            return plain
+
+        return self.cached(f"{name}_unrotated", head_by_head)
 
     def mean_rotation(self, count: int) -> Tensor:
         """(D, D): see :meth:`Features.mean_rotation`."""

@@ -87,8 +87,8 @@ def sketched_leverage(rows: Tensor, sketch: int, ridge: float, generator: torch.
     exact = rows.double()
     x = (exact - exact.mean(dim=1, keepdim=True)) @ projection.double()  # (G, T, K)
     values, vectors = torch.linalg.eigh(x.transpose(1, 2) @ x)  # (G, K), (G, K, K)
-    shares: Tensor = (x @ vectors).square() / (values.clamp(min=0) + ridge)[:, None, :]
-    return shares.sum(dim=-1).float()
+    whitened: Tensor = x @ (vectors / (values.clamp(min=0) + ridge).sqrt()[:, None, :])
+    return whitened.square().sum(dim=-1).float()
 
 
 def main_direction(rows: Tensor) -> Tensor:
