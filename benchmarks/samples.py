@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cachecraft.evaluation.grid import split_prompt
+from cachecraft.evaluation.measure import split_prompt
 from cachecraft.tasks.prompt import render
 from cachecraft.tasks.registry import load_tasks
 from cachecraft.tasks.task import Item

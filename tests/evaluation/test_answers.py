@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from cachecraft.errors import ModelError
-from cachecraft.evaluation import answers
-from cachecraft.evaluation.answers import answer_ids, batches, fidelities, likelihoods, queries_of
-from cachecraft.evaluation.traces import Trace, record
+from cachecraft.evaluation import answers, forced
+from cachecraft.evaluation.answers import Question, answer_ids
+from cachecraft.evaluation.forced import fidelities, likelihoods, queries_of
+from cachecraft.evaluation.traces import record
 from cachecraft.runtime import compat
 from cachecraft.runtime.packed import PackedCache
 from cachecraft.runtime.structure import ModelStructure
@@ -133,7 +134,7 @@ def test_packed_answers_are_those_of_each_candidate_alone(tiny_llama, seed, rows
     expected = [plain_greedy(tiny_llama, each, context, most, structure.stop_ids) for each in selections]
     hint = [*expected[-1], stopping] if hinted else []
     trace = record(structure, context)
-    for limit in (1, 20_000, answers.BATCH_BYTES):  # one row at a time, a few, all
+    for limit in (1, 20_000, answers.HELD_BYTES):  # one row at a time, a few, all
         assert answer_ids(structure, trace, selections, PROMPT, most, hint=hint, limit=limit) == expected
 
 
@@ -227,7 +228,7 @@ def test_likelihoods_are_the_log_softmax_of_a_plain_forward(tiny_qwen2, seed, ro
     if rows > 1:  # a target that one of the candidates gets right
         target = plain_greedy(tiny_qwen2, selections[1], context, length, frozenset())
     structure = stops_at(tiny_qwen2)
-    found = likelihoods(structure, record(structure, context), selections, PROMPT, target, limit=20_000)
+    found = likelihoods(structure, record(structure, context), selections, PROMPT, target)
     for selection, each in zip(selections, found, strict=True):
         scores = plain_logits(tiny_qwen2, selection, [*context, *PROMPT, *target])[-length - 1 : -1]
         picked = scores.log_softmax(dim=-1)[torch.arange(length), target]
@@ -242,7 +243,7 @@ def test_many_positions_are_scored_a_part_at_a_time_with_the_same_result(tiny_ll
     trace = record(structure, random_context(0))
     selections = [random_selection(row) for row in range(5)]
     before = likelihoods(structure, trace, selections, PROMPT, [5, 6, 7])
-    monkeypatch.setattr(answers, "LOGIT_ROWS", 4)
+    monkeypatch.setattr(forced, "LOGIT_ROWS", 4)
     after = likelihoods(structure, trace, selections, PROMPT, [5, 6, 7])
     assert [each.mean_logprob for each in after] == pytest.approx([each.mean_logprob for each in before], abs=1e-6)
 
@@ -299,26 +300,48 @@ def test_the_queries_of_a_continuation_are_those_of_one_long_prefill(tiny_model)
         torch.testing.assert_close(queries, layer.queries[:, CONTEXT:], rtol=1e-4, atol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def small_trace(tiny_llama) -> Trace:
-    return record(ModelStructure.of(tiny_llama), random_context(0))
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 2**32),
+    rows=st.lists(st.integers(0, 3), min_size=1, max_size=3),
+    limit=st.sampled_from([1, 40_000, 10**9]),
+)
+def test_items_answered_together_get_the_answers_that_each_gets_alone(tiny_llama, seed, rows, limit):
+    structure = stops_at(tiny_llama, 42)
+    questions = []
+    for number, count in enumerate(rows):
+        trace = record(structure, random_context(seed + number)[: CONTEXT - number])
+        selections = [
+            [mask[:, : trace.tokens] for mask in random_selection(seed + 9 * number + i)] for i in range(count)
+        ]
+        for mask in (mask for selection in selections for mask in selection):
+            mask[:, 0] = True
+        prompt = PROMPT[: len(PROMPT) - number]
+        questions.append(Question(trace, selections, prompt, 5 + number, [1, 2]))
+    together = dict(answers.answers(structure, questions, limit))
+    for number, question in enumerate(questions):
+        assert together[number] == dict(answers.answers(structure, [question]))[0]
 
 
-@given(counts=st.lists(st.integers(1, CONTEXT), max_size=24), new=st.integers(1, 60), limit=st.integers(1, 400_000))
-def test_batches_lose_no_candidate_and_keep_to_the_limit(tiny_llama, small_trace, counts, new, limit):
-    structure = ModelStructure.of(tiny_llama)
-    selections = [[torch.arange(CONTEXT).expand(KV_HEADS, -1) < count] * LAYERS for count in counts]
-    seen: list[int] = []
-    for groups in batches(structure, small_trace, selections, new, limit):
-        rows = [row for group in groups for row in group]
-        cache = answers._cache(structure, small_trace, selections, groups, new)
-        assert cache.bytes <= limit or len(rows) == 1
-        assert all(0 < len(group) <= answers.GROUP_ROWS for group in groups)
-        for group in groups:
-            widths = [counts[row] + new for row in group]
-            assert min(widths) >= (1 - answers.PADDING) * max(widths)
-        seen += rows
-    assert sorted(seen) == list(range(len(counts)))
+def test_prompts_are_read_a_few_rows_at_a_time_with_the_same_result(tiny_llama, monkeypatch):
+    structure = stops_at(tiny_llama)
+    trace = record(structure, random_context(2))
+    selections = [random_selection(row) for row in range(5)]
+    before = answer_ids(structure, trace, selections, PROMPT, 6), likelihoods(structure, trace, selections, PROMPT, [5])
+    monkeypatch.setattr(answers, "PASS_TOKENS", 2 * len(PROMPT))
+    monkeypatch.setattr(forced, "PASS_TOKENS", 2 * len(PROMPT))
+    after = answer_ids(structure, trace, selections, PROMPT, 6), likelihoods(structure, trace, selections, PROMPT, [5])
+    assert after[0] == before[0]
+    assert [e.mean_logprob for e in after[1]] == pytest.approx([e.mean_logprob for e in before[1]], abs=1e-5)
+
+
+def test_a_trace_without_its_queries_gives_the_same_answers(tiny_llama):
+    structure = stops_at(tiny_llama)
+    trace = record(structure, random_context(2))
+    slim = trace.without_queries()
+    assert slim.bytes < trace.bytes
+    selections = [random_selection(row) for row in range(3)]
+    assert answer_ids(structure, slim, selections, PROMPT, 6) == answer_ids(structure, trace, selections, PROMPT, 6)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -331,7 +354,7 @@ def test_the_best_token_is_found_in_parts_of_the_vocabulary_as_in_the_whole(tiny
     assert best[3] == 0
 
 
-def test_one_batch_is_let_go_before_the_next_is_made(tiny_llama, monkeypatch):
+def test_likelihoods_let_one_pass_go_before_the_next_is_made(tiny_llama, monkeypatch):
     structure = stops_at(tiny_llama)
     trace = record(structure, random_context(0))
     made: list[weakref.ref[PackedCache]] = []
@@ -342,8 +365,36 @@ def test_one_batch_is_let_go_before_the_next_is_made(tiny_llama, monkeypatch):
             super().__init__(*given, **named)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr(answers, "PackedCache", Watched)
-    selections = [random_selection(row) for row in range(4)]
-    answer_ids(structure, trace, selections, PROMPT, 3, limit=1)
-    likelihoods(structure, trace, selections, PROMPT, [5, 6], limit=1)
-    assert len(made) == 8
+    monkeypatch.setattr(forced, "PackedCache", Watched)
+    monkeypatch.setattr(forced, "PASS_TOKENS", 1)
+    likelihoods(structure, trace, [random_selection(row) for row in range(4)], PROMPT, [5, 6])
+    assert len(made) == 4
+
+
+@pytest.mark.parametrize(("rows", "together"), [(2, 1), (4, 2), (100, 5)])
+def test_a_question_is_asked_for_when_there_is_room_for_its_rows(tiny_llama, monkeypatch, rows, together):
+    structure = stops_at(tiny_llama)
+    trace = record(structure, random_context(0))
+    monkeypatch.setattr(answers, "ROWS", rows)
+    in_flight, most = 0, 0
+
+    def questions():
+        nonlocal in_flight, most
+        for seed in range(5):
+            in_flight += 1
+            most = max(most, in_flight)
+            yield Question(trace, [random_selection(seed), random_selection(seed + 9)], PROMPT, 4)
+
+    done = []
+    for number, _ in answers.answers(structure, questions()):
+        in_flight -= 1
+        done.append(number)
+    assert sorted(done) == list(range(5))
+    assert most == together
+
+
+def test_questions_without_candidates_or_new_tokens_are_done_at_once(tiny_llama):
+    structure = stops_at(tiny_llama)
+    trace = record(structure, random_context(0))
+    questions = [Question(trace, [], PROMPT, 4), Question(trace, [everything()], PROMPT, 0)]
+    assert dict(answers.answers(structure, questions)) == {0: [], 1: [[]]}

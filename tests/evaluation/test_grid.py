@@ -8,7 +8,8 @@ from tests.conftest import build_model, build_tokenizer
 
 from cachecraft.errors import CacheCraftError, ModelError, RunError, TaskError
 from cachecraft.evaluation.cells import Budget
-from cachecraft.evaluation.grid import evaluate, split_prompt
+from cachecraft.evaluation.grid import evaluate
+from cachecraft.evaluation.measure import split_prompt
 from cachecraft.evaluation.selections import Subject
 from cachecraft.evaluation.settings import Progress, Settings
 from cachecraft.evaluation.store import Result

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cachecraft import api
 from cachecraft.errors import RunError, UnknownNameError
-from cachecraft.evaluation.grid import split_prompt
+from cachecraft.evaluation.measure import split_prompt
 from cachecraft.evaluation.retention import compressed_segments, retention
 from cachecraft.models import LoadedModel
 from cachecraft.reporting.retention import print_retention

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from cachecraft.errors import ModelError
+from cachecraft.runtime import packed, shared
 from cachecraft.runtime.packed import PackedCache
+from cachecraft.runtime.shared import SharedContext
 
 HEADS, KV_HEADS, WIDTH, TOKENS, LAYERS, ROOM = 4, 2, 8, 23, 3, 12
 SCALE = 0.35
@@ -52,71 +54,148 @@ def random_mask(generator: torch.Generator, *, equal: bool) -> Tensor:
     return order < keep
 
 
+def packed_cache(contexts: list[SharedContext], room: int = ROOM) -> PackedCache:
+    cache = PackedCache(contexts[0].layers, heads=HEADS)
+    for context in contexts:
+        cache.admit(context, room)
+    return cache
+
+
+def a_cache(seed: int, rows: int, *, room: int = ROOM) -> PackedCache:
+    generator = torch.Generator().manual_seed(seed)
+    selections = [[random_mask(generator, equal=True)] * LAYERS for _ in range(rows)]
+    return packed_cache([SharedContext(random_layers(generator), selections)], room)
+
+
+@pytest.mark.parametrize("many", [1, 3, 100])  # lines' entries always gathered; from 3 tokens a line; never
+@pytest.mark.parametrize("nearly_all", [0.0, 2.0])  # a group's union never copied; always
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32),
-    groups=st.sampled_from([[[0]], [[1, 0]], [[0, 1, 2]], [[3], [0, 2, 1]], [[4, 1], [0], [2, 3]]]),
+    contexts=st.sampled_from([[1], [2], [5], [2, 1], [3, 2]]),
     equal=st.booleans(),
-    passes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    passes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     data=st.data(),
 )
-def test_every_row_sees_its_own_entries_and_new_tokens_only(seed, groups, equal, passes, data):
+def test_every_row_sees_its_own_entries_and_new_tokens_only(many, nearly_all, seed, contexts, equal, passes, data):
     generator = torch.Generator().manual_seed(seed)
-    layers = random_layers(generator)
-    rows = sum(map(len, groups))
-    selections = [[random_mask(generator, equal=equal) for _ in range(LAYERS)] for _ in range(rows)]
-    if equal:
-        selections = [[selection[0]] * LAYERS for selection in selections]  # layers that share one layout
-    cache, truth = PackedCache(layers, selections, groups, heads=HEADS, room=ROOM), Rows(layers, selections)
-    room = dict.fromkeys(range(rows), ROOM)
-    for most in passes:
-        held = cache.rows
-        counts = [data.draw(st.integers(1, min(most, room[row]))) for row in held]
-        accepted = [data.draw(st.integers(0, count)) for count in counts]
-        cache.begin(counts)
-        ends = torch.tensor(counts).cumsum(0).tolist()
-        for layer in range(LAYERS):
-            query = torch.randn(1, sum(counts), HEADS, WIDTH, generator=generator).transpose(1, 2)
-            pair = torch.randn(2, 1, sum(counts), KV_HEADS, WIDTH, generator=generator).transpose(2, 3)
-            keys, values = cache.layers[layer].update(*pair)
-            found = cache.attend(layer, query, SCALE)
-            assert found.shape == query.shape
-            for row, count, end, kept in zip(held, counts, ends, accepted, strict=True):
-                own = slice(end - count, end)
-                expected = truth.attend(row, layer, query[0, :, own], keys[0, :, own], values[0, :, own])
-                torch.testing.assert_close(found[0, :, own], expected, rtol=1e-4, atol=1e-5)
-                part = slice(end - count, end - count + kept)
-                truth.add(row, layer, keys[0, :, part], values[0, :, part])
-        cache.accept(accepted)
-        for row, kept in zip(held, accepted, strict=True):
-            room[row] -= kept
-        gone = {row for row in held if room[row] == 0 or data.draw(st.booleans())}
-        cache.drop(gone)
-        assert sorted(cache.rows) == sorted(set(held) - gone)
-        if not cache.rows:
-            break
+    made = [
+        SharedContext(
+            random_layers(generator),
+            [[random_mask(generator, equal=equal) for _ in range(LAYERS)] for _ in range(rows)],
+        )
+        for rows in contexts
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "MANY", many)
+        patch.setattr(shared, "NEARLY_ALL", nearly_all)
+        cache = packed_cache(made)
+        truths = [Rows(each.layers, each.selections) for each in made]
+        owner = [(truths[number], own) for number, rows in enumerate(contexts) for own in range(rows)]
+        room = dict.fromkeys(range(len(owner)), ROOM)
+        for most in passes:
+            held = cache.rows
+            counts = [data.draw(st.integers(0, min(most, room[row]))) for row in held]
+            counts[data.draw(st.integers(0, len(held) - 1))] = 1
+            accepted = [data.draw(st.integers(0, count)) for count in counts]
+            cache.begin(counts)
+            ends = torch.tensor(counts).cumsum(0).tolist()
+            for layer in range(LAYERS):
+                query = torch.randn(1, sum(counts), HEADS, WIDTH, generator=generator).transpose(1, 2)
+                pair = torch.randn(2, 1, sum(counts), KV_HEADS, WIDTH, generator=generator).transpose(2, 3)
+                keys, values = cache.layers[layer].update(*pair)
+                found = cache.attend(layer, query, SCALE)
+                assert found.shape == query.shape
+                for row, count, end, kept in zip(held, counts, ends, accepted, strict=True):
+                    truth, own = owner[row]
+                    part = slice(end - count, end)
+                    if count:
+                        expected = truth.attend(own, layer, query[0, :, part], keys[0, :, part], values[0, :, part])
+                        torch.testing.assert_close(found[0, :, part], expected, rtol=1e-4, atol=1e-5)
+                    part = slice(end - count, end - count + kept)
+                    truth.add(own, layer, keys[0, :, part], values[0, :, part])
+            cache.accept(accepted)
+            for row, kept in zip(held, accepted, strict=True):
+                room[row] -= kept
+            gone = {row for row in held if room[row] == 0 or data.draw(st.booleans())}
+            cache.drop(gone)
+            assert sorted(cache.rows) == sorted(set(held) - gone)
+            if not cache.rows:
+                break
 
 
-def test_a_pass_in_which_a_row_brings_nothing_is_refused():
+def test_a_head_that_keeps_nothing_attends_to_the_new_tokens_only():
     generator = torch.Generator().manual_seed(0)
-    selections = [[random_mask(generator, equal=True)] * LAYERS for _ in range(2)]
-    cache = PackedCache(random_layers(generator), selections, [[0, 1]], heads=HEADS, room=ROOM)
+    layers = random_layers(generator)
+    mask = torch.zeros(KV_HEADS, TOKENS, dtype=torch.bool)
+    mask[0, :3] = True
+    for count in (1, 10):  # attended with others, and alone
+        cache = packed_cache([SharedContext(layers, [[mask] * LAYERS] * 2)])
+        truth = Rows(layers, [[mask] * LAYERS] * 2)
+        cache.begin([count, count])
+        query = torch.randn(1, 2 * count, HEADS, WIDTH, generator=generator).transpose(1, 2)
+        pair = torch.randn(2, 1, 2 * count, KV_HEADS, WIDTH, generator=generator).transpose(2, 3)
+        keys, values = cache.layers[0].update(*pair)
+        found = cache.attend(0, query, SCALE)
+        expected = truth.attend(0, 0, query[0, :, :count], keys[0, :, :count], values[0, :, :count])
+        torch.testing.assert_close(found[0, :, :count], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_pass_that_brings_nothing_or_too_much_is_refused():
+    cache = a_cache(0, 2)
     with pytest.raises(ModelError, match="new tokens"):
-        cache.begin([1, 0])
+        cache.begin([0, 0])
     with pytest.raises(ModelError, match="new tokens"):
         cache.begin([1])
+    with pytest.raises(ModelError, match="room"):
+        cache.begin([1, ROOM + 1])
 
 
-def test_rows_take_the_memory_of_what_they_keep_and_not_of_the_context():
+def test_what_is_attended_together_shrinks_as_candidates_finish():
+    def first(count: int) -> list[Tensor]:
+        return [torch.arange(TOKENS).expand(KV_HEADS, -1) < count] * LAYERS
+
+    layers = random_layers(torch.Generator().manual_seed(0))
+    cache = packed_cache([SharedContext(layers, [first(15), first(3), first(5), first(2)])])
+
+    def entries() -> int:
+        cache.begin([1] * len(cache.rows))
+        return cache._together[0][0].entries
+
+    assert entries() == 15
+    cache.drop({1})
+    assert entries() == 15  # not worth a new copy yet
+    cache.drop({0})
+    assert entries() == 5
+
+
+def test_lines_that_join_later_may_need_more_room_and_leave_the_others_as_they_were():
     generator = torch.Generator().manual_seed(0)
-    mask = torch.arange(TOKENS).expand(KV_HEADS, -1) < 5
-    cache = PackedCache(random_layers(generator), [[mask] * LAYERS] * 3, [[0, 1], [2]], heads=HEADS, room=ROOM)
-    assert cache.bytes == 3 * LAYERS * KV_HEADS * (5 + ROOM) * 2 * WIDTH * 4
+    layers = random_layers(generator)
+    contexts = [SharedContext(layers, [[random_mask(generator, equal=False)] * LAYERS] * 2) for _ in range(2)]
+    cache = packed_cache(contexts[:1], room=3)
+    truth = Rows(layers, [*contexts[0].selections, *contexts[1].selections])
+    for names in ([0, 1], [0, 1, 2, 3], [3, 1, 2]):
+        if names[-1] == 3:
+            assert cache.admit(contexts[1], 5) == [2, 3]
+        if names[0] == 3:
+            cache.drop({0})
+        assert cache.rows == names
+        cache.begin([1] * len(names))
+        query = torch.randn(1, len(names), HEADS, WIDTH, generator=generator).transpose(1, 2)
+        pair = torch.randn(2, 1, len(names), KV_HEADS, WIDTH, generator=generator).transpose(2, 3)
+        keys, values = cache.layers[0].update(*pair)
+        found = cache.attend(0, query, SCALE)
+        for i, name in enumerate(names):
+            part = slice(i, i + 1)
+            expected = truth.attend(name, 0, query[0, :, part], keys[0, :, part], values[0, :, part])
+            torch.testing.assert_close(found[0, :, part], expected, rtol=1e-4, atol=1e-5)
+            truth.add(name, 0, keys[0, :, part], values[0, :, part])
+        cache.accept([1] * len(names))
 
 
 def test_a_cache_without_rows_left_has_none():
-    generator = torch.Generator().manual_seed(0)
-    selections = [[random_mask(generator, equal=True)] * LAYERS for _ in range(3)]
-    cache = PackedCache(random_layers(generator), selections, [[0, 1], [2]], heads=HEADS, room=ROOM)
+    cache = a_cache(0, 3)
     cache.drop({0, 1, 2})
     assert cache.rows == []
 
@@ -125,10 +204,9 @@ def test_a_cache_that_is_let_go_frees_its_memory_at_once():
     import gc
     import weakref
 
-    keys = torch.zeros(2, 8, 4)
     gc.disable()
     try:
-        cache = PackedCache([(keys, keys)], [[torch.ones(2, 8, dtype=torch.bool)]], [[0]], heads=4, room=1)
+        cache = a_cache(0, 1, room=1)
         buffer = weakref.ref(cache._keys[0])
         del cache
         assert buffer() is None

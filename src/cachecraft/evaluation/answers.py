@@ -1,171 +1,181 @@
-"""Runs the question over compressed caches: greedy answers, likelihoods and fidelity, candidates as the batch.
+"""Answers a question over compressed caches: greedy decoding with the candidates of one or more samples as the batch.
 
-Every row is one candidate (policy and budget) of the same sample: all rows share the question's tokens and their
-true positions, and differ in what is left of the context. Rows of like length share a buffer, so that a batch stays
-within a limit of memory and has little padding.
+Every row is one candidate (policy and budget) of a sample: rows of one sample share the question's tokens and their
+true positions, and differ in what is left of the context. Several samples are answered together: the more tokens a
+pass has, the less it costs to read the model's weights for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
+from cachecraft.evaluation.candidates import PASS_TOKENS, Selection, run, shared
 from cachecraft.evaluation.drafts import Drafter
 from cachecraft.evaluation.traces import Trace
 from cachecraft.runtime import compat
-from cachecraft.runtime.attention import Observer, attending
 from cachecraft.runtime.packed import PackedCache
 from cachecraft.runtime.structure import ModelStructure
 
-Selection = Sequence[Tensor]  # for each layer the kept entries, (G, T) bool
-
-BATCH_BYTES = 640 << 20
-PADDING = 0.3  # share of a row's buffer that may be padding before it gets a group of its own
-GROUP_ROWS = 4  # more rows mean fewer calls, but more padding where few of them have many guesses
-LOGIT_ROWS = 512  # positions whose logits are held at a time: 512 × 49k × 4 bytes is 100 MB
+ROWS = 96  # rows at a time: with fewer, reading the weights costs as much as multiplying by them
+HELD_BYTES = 1152 << 20  # keys and values that may be held at a time; one question without others may exceed it
 
 
-@dataclass(frozen=True)
-class Likelihood:
-    """How well a candidate predicts given tokens: mean log-probability (nats), and all right under teacher forcing."""
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What is asked over every candidate's cache of one context.
 
-    mean_logprob: float
-    forced_match: bool
-
-
-@dataclass(frozen=True)
-class Fidelity:
-    """Agreement with the full cache on its own continuation: mean KL (nats per token), share of equal best tokens."""
-
-    kl: float
-    agreement: float
-
-
-def batches(
-    structure: ModelStructure, trace: Trace, selections: Sequence[Selection], new_tokens: int, limit: int = BATCH_BYTES
-) -> Iterator[list[list[int]]]:
-    """Divide candidates into batches of groups.
-
-    Args:
-        structure: The model's structure.
+    Attributes:
         trace: The recorded context.
         selections: For each candidate and layer the kept entries, (G, T) bool.
-        new_tokens: Tokens that each candidate will take after the context.
-        limit: Bytes of cache that one batch may hold, padding included; a single candidate may exceed it.
-
-    Yields:
-        Batches; each is a list of groups of at most `GROUP_ROWS` candidates of like length, longest first.
-    """
-    lengths = [max(int(mask.sum(dim=-1).max()) for mask in selection) for selection in selections]
-    per_token = trace.bytes_per_entry
-    batch: list[list[int]] = []
-    held, longest = 0, 0
-    for index in sorted(range(len(selections)), key=lambda i: -lengths[i]):
-        fits = (
-            bool(batch)
-            and len(batch[-1]) < GROUP_ROWS
-            and lengths[index] + new_tokens >= (1 - PADDING) * (longest + new_tokens)
-        )
-        size = ((longest if fits else lengths[index]) + new_tokens) * per_token
-        if batch and held + size > limit:
-            yield batch
-            batch, held, fits = [], 0, False
-            size = (lengths[index] + new_tokens) * per_token
-        if fits:
-            batch[-1].append(index)
-        else:
-            batch.append([index])
-            longest = lengths[index]
-        held += size
-    if batch:
-        yield batch
-
-
-def _cache(
-    structure: ModelStructure,
-    trace: Trace,
-    selections: Sequence[Selection],
-    groups: Sequence[Sequence[int]],
-    room: int,
-) -> PackedCache:
-    pairs = [(layer.keys, layer.values) for layer in trace.layers]
-    return PackedCache(pairs, selections, groups, heads=structure.heads, room=room)
-
-
-def _forward(
-    structure: ModelStructure, cache: PackedCache, feeds: Sequence[Sequence[int]], firsts: Sequence[int]
-) -> Tensor:
-    """Run each row's new tokens, the first of them at position firsts[row]; (M, hidden) packed final states."""
-    cache.begin([len(feed) for feed in feeds])
-    ids = [token for feed in feeds for token in feed]
-    positions = [first + i for feed, first in zip(feeds, firsts, strict=True) for i in range(len(feed))]
-    device = structure.model.device
-    hidden = compat.hidden_states(
-        structure.model, torch.tensor([ids], device=device), torch.tensor([positions], device=device), cache
-    )
-    return hidden[0]
-
-
-def greedy(
-    structure: ModelStructure,
-    cache: PackedCache,
-    first: int,
-    prompt: Sequence[int],
-    max_new_tokens: int,
-    hint: Sequence[int] = (),
-) -> dict[int, list[int]]:
-    """Greedy continuation of `prompt` over each row of a cache, until a stop token or `max_new_tokens`.
-
-    Args:
-        structure: The model's structure.
-        cache: The rows, with room for prompt and answer; used up by the call.
-        first: Position of the prompt's first token.
-        prompt: Tokens that every row begins with, at least one.
+        prompt: Tokens that follow the context: question, template tail, answer prefix; at least one.
         max_new_tokens: The most tokens to generate.
         hint: A likely answer; speeds things up when right and changes nothing else.
-
-    Returns:
-        For each row its new token ids, without the stop token.
     """
-    model = structure.model
-    answers: dict[int, list[int]] = {row: [] for row in cache.rows}
-    if max_new_tokens < 1:
-        return answers
-    lines = {row: line for line, row in enumerate(answers)}
-    drafter = Drafter(prompt, hint, len(lines))
-    sure = {row: list(prompt) for row in answers}  # tokens that the row goes on with, and is still to be fed
-    guesses: dict[int, list[int]] = {row: [] for row in answers}
-    position = dict.fromkeys(answers, first)
-    with attending(model, cache=cache):
-        while rows := cache.rows:
-            hidden = _forward(structure, cache, [sure[r] + guesses[r] for r in rows], [position[r] for r in rows])
-            asked = _asked([(len(sure[row]), len(guesses[row])) for row in rows])
-            if len(asked) < len(hidden):
-                hidden = hidden[torch.tensor(asked, device=hidden.device)]
-            chosen = iter(compat.best_tokens(model, hidden).tolist())
-            accepted = []
-            finished: set[int] = set()
-            for row in rows:
-                guessed = guesses[row]
-                own = [next(chosen) for _ in range(len(guessed) + 1)]
-                right = next((i for i, token in enumerate(guessed) if token != own[i]), len(guessed))
-                accepted.append(len(sure[row]) + right)
-                position[row] += accepted[-1]
-                new = own[: right + 1]  # what follows the first wrong guess answers tokens that are not there
-                ended = next((i for i, token in enumerate(new) if token in structure.stop_ids), None)
-                answers[row] += new[:ended]
-                left = max_new_tokens - len(answers[row])
-                if ended is not None or left < 1:
-                    finished.add(row)
-                    continue
-                drafter.record(lines[row], new, len(guessed), right)
-                sure[row], guesses[row] = new[-1:], drafter.guess(lines[row], left - 1)
-            cache.accept(accepted)
-            cache.drop(finished)
-    return answers
+
+    trace: Trace
+    selections: Sequence[Selection]
+    prompt: Sequence[int]
+    max_new_tokens: int
+    hint: Sequence[int] = ()
+
+    @property
+    def room(self) -> int:
+        """New tokens that each of its rows takes at most."""
+        return len(self.prompt) + self.max_new_tokens
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of keys and values that answering it takes at most: the context, a copy of it, its rows' tokens."""
+        return self.trace.bytes_per_entry * (2 * self.trace.tokens + len(self.selections) * self.room)
+
+
+@dataclass
+class _Row:
+    """Where the greedy continuation of one candidate stands.
+
+    Attributes:
+        question: Number of its question.
+        position: Position of the next token to be fed.
+        sure: Tokens that it goes on with and that are still to be fed.
+        guesses: Tokens that may follow those.
+        answer: What it has answered so far.
+    """
+
+    question: int
+    position: int
+    sure: list[int]
+    guesses: list[int]
+    answer: list[int]
+
+
+class _Batch:
+    """Questions being answered: rows join with a question and leave when their answers are complete."""
+
+    def __init__(self, structure: ModelStructure, limit: int) -> None:
+        self._structure, self._limit = structure, limit
+        self._cache: PackedCache | None = None
+        self._rows: dict[int, _Row] = {}  # by the cache's names, while they run
+        self._asked: dict[int, _Asked] = {}
+        self._next = 0
+
+    @property
+    def size(self) -> int:
+        """Rows that are running."""
+        return len(self._rows)
+
+    def takes(self, question: Question) -> bool:
+        """Whether a question's rows may join those that are running."""
+        held = sum(asked.question.bytes for asked in self._asked.values())
+        fits = held + question.bytes <= self._limit and self.size + len(question.selections) <= ROWS
+        return fits or not self._rows
+
+    def add(self, question: Question) -> int:
+        """Let a question's rows join; returns its number."""
+        if self._cache is None:
+            self._cache = PackedCache(shared(question.trace, []).layers, heads=self._structure.heads)
+        number, self._next = self._next, self._next + 1
+        drafter = Drafter(question.prompt, question.hint, len(question.selections))
+        rows = [_Row(number, question.trace.tokens, list(question.prompt), [], []) for _ in question.selections]
+        self._asked[number] = _Asked(question, drafter, rows)
+        if question.max_new_tokens > 0:
+            names = self._cache.admit(shared(question.trace, question.selections), question.room)
+            self._rows |= dict(zip(names, rows, strict=True))
+        return number
+
+    def finished(self) -> Iterator[tuple[int, list[list[int]]]]:
+        """Questions whose rows are all done since the last call, with their answers."""
+        running = {row.question for row in self._rows.values()}
+        for number in [number for number in self._asked if number not in running]:
+            yield number, [row.answer for row in self._asked.pop(number).rows]
+
+    def step(self) -> None:
+        """One forward pass."""
+        cache = self._cache
+        assert cache is not None
+        names = cache.rows
+        rows = [self._rows[name] for name in names]
+        running = set(_next_pass(rows))
+        feeds = [row.sure + row.guesses if i in running else [] for i, row in enumerate(rows)]
+        hidden = run(self._structure, cache, feeds, [row.position for row in rows])
+        fed = [row for i, row in enumerate(rows) if i in running]
+        asked = _asked([(len(row.sure), len(row.guesses)) for row in fed])
+        if len(asked) < len(hidden):
+            hidden = hidden[torch.tensor(asked, device=hidden.device)]
+        with torch.no_grad():
+            chosen = iter(compat.best_tokens(self._structure.model, hidden).tolist())
+        accepted, complete = [0] * len(rows), set()
+        for i, (name, row) in enumerate(zip(names, rows, strict=True)):
+            if i in running:
+                own = [next(chosen) for _ in range(len(row.guesses) + 1)]
+                accepted[i], ended = self._asked[row.question].advance(row, own, self._structure.stop_ids)
+                if ended:
+                    complete.add(name)
+                    del self._rows[name]
+        cache.accept(accepted)
+        cache.drop(complete)
+
+
+def _next_pass(rows: Sequence[_Row]) -> Iterator[int]:
+    """Indices of the rows to run: while any still has its prompt to read, as many of those as a pass takes."""
+    reading = [i for i, row in enumerate(rows) if not row.answer]
+    tokens = 0
+    for i in reading or range(len(rows)):
+        tokens += len(rows[i].sure)
+        if reading and i != reading[0] and tokens > PASS_TOKENS:
+            return
+        yield i
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """A question, its rows, and what guesses their next tokens."""
+
+    question: Question
+    drafter: Drafter
+    rows: list[_Row]
+
+    def advance(self, row: _Row, own: Sequence[int], stops: frozenset[int]) -> tuple[int, bool]:
+        """Take in the tokens that the model chose after the last sure token and after each guess.
+
+        Returns:
+            How many of the fed tokens stay, and whether the answer is complete.
+        """
+        right = next((i for i, token in enumerate(row.guesses) if token != own[i]), len(row.guesses))
+        kept = len(row.sure) + right
+        row.position += kept
+        new = list(own[: right + 1])  # what follows the first wrong guess answers tokens that are not there
+        ended = next((i for i, token in enumerate(new) if token in stops), None)
+        row.answer += new[:ended]
+        left = self.question.max_new_tokens - len(row.answer)
+        if ended is not None or left < 1:
+            return kept, True
+        line = next(i for i, each in enumerate(self.rows) if each is row)
+        self.drafter.record(line, new, len(row.guesses), right)
+        row.sure, row.guesses = new[-1:], self.drafter.guess(line, left - 1)
+        return kept, False
 
 
 def _asked(fed: Sequence[tuple[int, int]]) -> list[int]:
@@ -178,6 +188,46 @@ def _asked(fed: Sequence[tuple[int, int]]) -> list[int]:
     return places
 
 
+def answers(
+    structure: ModelStructure, questions: Iterable[Question], limit: int = HELD_BYTES
+) -> Generator[tuple[int, list[list[int]]], None, None]:
+    """Greedy answers of every candidate to every question, until a stop token or the question's limit.
+
+    The next question is asked for when there is room for its rows beside those that still run, so that passes stay
+    large and only what is being answered is in memory.
+
+    Args:
+        structure: The model's structure.
+        questions: What is asked of which context.
+        limit: Bytes of keys and values that may be held at a time; a question without others may exceed it.
+
+    Yields:
+        As questions are done, their place among `questions`, and for each candidate its new token ids, without the
+        stop token.
+
+    Raises:
+        ModelError: A question and its answer do not fit the model's positions.
+    """
+    batch = _Batch(structure, limit)
+    waiting = iter(questions)
+    latest: Question | None = None
+    more = True
+    while more or batch.size:
+        # Another like the latest is made only when it would have room: a recorded context is large.
+        if more and (latest is None or batch.takes(latest)):
+            question = next(waiting, None)
+            more = question is not None
+            if question is not None:
+                structure.require_room(question.trace.tokens + question.room)
+                while not batch.takes(question):
+                    batch.step()
+                batch.add(question)
+                latest = question
+        elif batch.size:
+            batch.step()
+        yield from batch.finished()
+
+
 def answer_ids(
     structure: ModelStructure,
     trace: Trace,
@@ -186,115 +236,10 @@ def answer_ids(
     max_new_tokens: int,
     *,
     hint: Sequence[int] = (),
-    limit: int = BATCH_BYTES,
+    limit: int = HELD_BYTES,
 ) -> list[list[int]]:
-    """Greedy answers of every candidate.
-
-    Args:
-        structure: The model's structure.
-        trace: The recorded context.
-        selections: For each candidate and layer the kept entries, (G, T) bool.
-        prompt: Tokens that follow the context: question, template tail, answer prefix.
-        max_new_tokens: The most tokens to generate.
-        hint: A likely answer; speeds things up when right and changes nothing else.
-        limit: Bytes of cache that one batch may hold.
-
-    Returns:
-        For each candidate its new token ids, without the stop token.
-    """
-    structure.require_room(trace.tokens + len(prompt) + max_new_tokens)
-    answers: dict[int, list[int]] = {}
-    room = len(prompt) + max_new_tokens
-    with torch.no_grad():
-        for groups in batches(structure, trace, selections, room, limit):
-            cache = _cache(structure, trace, selections, groups, room)
-            answers |= greedy(structure, cache, trace.tokens, prompt, max_new_tokens, hint)
-            del cache  # before the next batch's is made: the limit is for one
-    return [answers[row] for row in range(len(selections))]
-
-
-def _forced(
-    structure: ModelStructure,
-    trace: Trace,
-    selections: Sequence[Selection],
-    prompt: Sequence[int],
-    target: Sequence[int],
-    limit: int,
-    observer: Observer | None = None,
-) -> Iterator[tuple[list[int], Tensor]]:
-    """Feed prompt and target to each batch of candidates; yields rows and (C, N, hidden) states before each target."""
-    ids = [*prompt, *target[:-1]]
-    for groups in batches(structure, trace, selections, len(ids), limit):
-        cache = _cache(structure, trace, selections, groups, len(ids))
-        rows = cache.rows
-        with attending(structure.model, cache=cache, observer=observer):
-            hidden = _forward(structure, cache, [ids] * len(rows), [trace.tokens] * len(rows))
-        del cache  # before the next batch's is made, and while logits are
-        yield rows, hidden.view(len(rows), len(ids), -1)[:, -len(target) :]
-
-
-def likelihoods(
-    structure: ModelStructure,
-    trace: Trace,
-    selections: Sequence[Selection],
-    prompt: Sequence[int],
-    target: Sequence[int],
-    limit: int = BATCH_BYTES,
-) -> list[Likelihood]:
-    """Mean log-probability of the target's tokens after the prompt, for every candidate; arguments as `answer_ids`."""
-    structure.require_room(trace.tokens + len(prompt) + len(target))
-    found: dict[int, Likelihood] = {}
-    wanted = torch.tensor(list(target), device=structure.model.device)
-    with torch.no_grad():
-        for rows, hidden in _forced(structure, trace, selections, prompt, target, limit):
-            at_a_time = max(1, LOGIT_ROWS // len(target))
-            for first in range(0, len(rows), at_a_time):
-                scores = compat.logits(structure.model, hidden[first : first + at_a_time])  # (b, N, V)
-                picked = scores.gather(-1, wanted.view(1, -1, 1).expand(scores.shape[0], -1, 1)).squeeze(-1)
-                logprob = (picked - scores.logsumexp(dim=-1)).mean(dim=-1).tolist()
-                right = (scores.argmax(dim=-1) == wanted).all(dim=-1).tolist()
-                for row, mean, match in zip(rows[first : first + at_a_time], logprob, right, strict=True):
-                    found[row] = Likelihood(float(mean), bool(match))
-    return [found[row] for row in range(len(selections))]
-
-
-def fidelities(
-    structure: ModelStructure,
-    trace: Trace,
-    selections: Sequence[Selection],
-    prompt: Sequence[int],
-    continuation: Sequence[int],
-    limit: int = BATCH_BYTES,
-) -> list[Fidelity]:
-    """KL from, and token agreement with, the full cache on its own `continuation`; arguments as `answer_ids`."""
-    structure.require_room(trace.tokens + len(prompt) + len(continuation))
-    found: dict[int, Fidelity] = {}
-    with torch.no_grad():
-        ((_, reference),) = _forced(structure, trace, [trace.everything()], prompt, continuation, limit)
-        full = compat.logits(structure.model, reference[0]).log_softmax(dim=-1)  # (N, V)
-        for rows, hidden in _forced(structure, trace, selections, prompt, continuation, limit):
-            for row, states in zip(rows, hidden, strict=True):
-                own = compat.logits(structure.model, states).log_softmax(dim=-1)
-                divergence = (full.exp() * (full - own)).sum(dim=-1).mean().clamp(min=0)
-                agreement = (full.argmax(dim=-1) == own.argmax(dim=-1)).float().mean()
-                found[row] = Fidelity(float(divergence), float(agreement))
-    return [found[row] for row in range(len(selections))]
-
-
-def queries_of(
-    structure: ModelStructure, trace: Trace, prompt: Sequence[int], target: Sequence[int], limit: int = BATCH_BYTES
-) -> list[Tensor]:
-    """The post-RoPE queries of prompt and target under the full cache: for each layer (H, N, D)."""
-    seen: list[Tensor] = []
-    with torch.no_grad():
-        for _ in _forced(
-            structure,
-            trace,
-            [trace.everything()],
-            prompt,
-            target,
-            limit,
-            observer=lambda call: seen.append(call.queries[0]),
-        ):
-            pass
-    return seen
+    """Greedy answers of every candidate to one question: `answers` for a single one."""
+    most = max(1, limit // ((len(prompt) + max_new_tokens) * trace.bytes_per_entry))
+    parts = [selections[first : first + most] for first in range(0, len(selections), most)]
+    found = dict(answers(structure, [Question(trace, part, prompt, max_new_tokens, hint) for part in parts], limit))
+    return [answer for number in range(len(parts)) for answer in found[number]]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 LONGEST = 8  # tokens guessed at a time, at most
 ORDERS = (5, 3, 2, 1)  # tokens that must match before a continuation is copied, tried in this order
-UNSURE = 2  # tokens guessed at most where no more than the last token matches
+UNSURE = 1  # tokens guessed at most where no more than the last token matches
 
 
 class Drafter:
@@ -26,7 +26,7 @@ class Drafter:
             rows: Number of rows.
         """
         self._texts = [list(prompt) for _ in range(rows)]
-        self._length = [4] * rows
+        self._length = [1] * rows  # a wrong guess costs as much as a token; what proves right may grow
         common: dict[tuple[int, ...], int] = {}
         _index(common, prompt, 0)
         self._own = [dict(common) for _ in range(rows)]  # where the latest continuation of an n-gram begins
@@ -61,7 +61,7 @@ class Drafter:
         self._share(text, before)
         if guessed:
             doubled = min(LONGEST, 2 * self._length[row])
-            self._length[row] = doubled if right == guessed else max(2, right + 1)
+            self._length[row] = doubled if right == guessed else max(1, right)
 
     def _share(self, text: Sequence[int], first: int) -> None:
         places: dict[tuple[int, ...], int] = {}

@@ -1,33 +1,27 @@
 """Measures a grid of policies, budgets and reference lines on the items of tasks, one prefill per item.
 
 For each item: render the prompt, record one trace, let every policy decide on it at every budget, run the question
-over all compressed caches as one batch, store the results in one transaction. What a run folder holds already is
-skipped, so an interrupted run goes on where it stopped.
+over all compressed caches together with those of the next items, as far as there is room, and store the results of
+each item in one transaction. What a run folder holds already is skipped, so an interrupted run goes on where it
+stopped, and a kill loses the few items in flight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cachecraft.chat import token_ids
-from cachecraft.evaluation.answers import Selection, answer_ids, fidelities, likelihoods, queries_of
-from cachecraft.evaluation.cells import Cell, Regime, Scoring, make_cells, result_id
-from cachecraft.evaluation.retention import compressed_segments, retention
-from cachecraft.evaluation.selections import Selections, Subject
+from cachecraft.evaluation.cells import Cell, Scoring, make_cells, result_id
+from cachecraft.evaluation.measure import Pending, measure
+from cachecraft.evaluation.selections import Subject
 from cachecraft.evaluation.settings import IDENTITY, Progress, Settings, settings_record
-from cachecraft.evaluation.store import Result, RunStore, open_run
+from cachecraft.evaluation.store import RunStore, open_run
 from cachecraft.evaluation.timing import Stopwatch
-from cachecraft.evaluation.traces import Trace, record
-from cachecraft.tasks.prompt import Prompt, render
 from cachecraft.tasks.registry import load_tasks
 from cachecraft.tasks.sources import Sources
 from cachecraft.tasks.task import Item, Task
-
-HELD_BACK = 8  # tokens of a prompt without question and tail that are never compressed
 
 
 def evaluate(
@@ -63,21 +57,30 @@ def evaluate(
     store.log_reading(settings.split, purpose, datetime.now(UTC).isoformat(timespec="seconds"))
     clock = Stopwatch()
     wanted: list[str] = []
-    total = len(tasks) * settings.samples
-    for done, (task, item) in enumerate(_items(subject, settings, tasks, clock), start=1):
-        jobs = {
-            _id(subject, settings, cell, scoring, item): (cell, scoring)
-            for cell in cells
-            for scoring in settings.scoring
-        }
-        wanted += jobs
-        held = store.done(jobs)
-        missing = {key: job for key, job in jobs.items() if key not in held}
-        if missing:
-            measured = _measure(subject, settings, task, item, missing, clock)
-            with clock.phase("store"):
-                store.add(measured, _item_text(item))
-        progress(Progress(done, total, task.name, len(missing), clock.seconds))
+    total, done = len(tasks) * settings.samples, 0
+
+    def report(task: str, count: int) -> None:
+        nonlocal done
+        done += 1
+        progress(Progress(done, total, task, count, clock.seconds))
+
+    def pending() -> Iterator[Pending]:
+        for task, item in _items(subject, settings, tasks, clock):
+            jobs = {
+                _id(subject, settings, cell, kind, item): (cell, kind) for cell in cells for kind in settings.scoring
+            }
+            wanted.extend(jobs)
+            held = store.done(jobs)
+            missing = {key: job for key, job in jobs.items() if key not in held}
+            if missing:
+                yield Pending(task, item, missing)
+            else:
+                report(task.name, 0)
+
+    for each, results in measure(subject, settings, pending(), clock):
+        with clock.phase("store"):
+            store.add(results, _item_text(each.item))
+        report(each.task.name, len(results))
     return store, wanted
 
 
@@ -108,139 +111,6 @@ def _id(subject: Subject, settings: Settings, cell: Cell, scoring: Scoring, item
         item=item.id,
         regime=settings.regime,
         scoring=scoring,
-    )
-
-
-def split_prompt(prompt: Prompt, regime: Regime) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What is compressed and what follows it.
-
-    Returns:
-        The compressed tokens and the tokens run over the compressed cache. The second is never empty: a prompt
-        without question and tail to follow holds back its last 8 tokens.
-    """
-    before, after = prompt.context_ids, (*prompt.question_ids, *prompt.tail_ids)
-    if regime == "aware":
-        before, after = (*prompt.context_ids, *prompt.question_ids), prompt.tail_ids
-    if not after:
-        before, after = before[:-HELD_BACK], before[-HELD_BACK:]
-    return tuple(before), tuple(after)
-
-
-def _measure(
-    subject: Subject,
-    settings: Settings,
-    task: Task,
-    item: Item,
-    jobs: dict[str, tuple[Cell, Scoring]],
-    clock: Stopwatch,
-) -> list[Result]:
-    """Measure the missing results of one item."""
-    prompt = render(subject.tokenizer, item)
-    context, follow = split_prompt(prompt, settings.regime)
-    targets = [token_ids(subject.tokenizer, text) for text in item.reference_texts]
-    with clock.phase("prefill"):
-        trace = record(subject.structure, context)
-    cells = list({id(cell): cell for cell, _ in jobs.values()}.values())
-    selections = Selections(subject, trace, cells, clock)
-    if any(cell.label == "hindsight" for cell in cells):
-        with clock.phase("hindsight"):
-            selections.add_hindsight(cells, queries_of(subject.structure, trace, follow, targets[0]))
-    with clock.phase("retention"):
-        segments = compressed_segments(subject.tokenizer, item, prompt, trace.tokens)
-        retained = {id(c): retention(selections.masks(c), segments) for c in cells if selections.of(c) is not None}
-    results: list[Result] = []
-    for scoring in settings.scoring:
-        ids = [key for key, (_, kind) in jobs.items() if kind == scoring]
-        chosen = [jobs[key][0] for key in ids]
-        good = [cell for cell in chosen if selections.of(cell) is not None]
-        with clock.phase("answers"):
-            scored = _score(
-                subject, scoring, task, item, trace, [selections.masks(cell) for cell in good], follow, targets
-            )
-        values = {
-            id(cell): (value, detail | {"retention": retained[id(cell)]})
-            for cell, (value, detail) in zip(good, scored, strict=True)
-        }
-        for key, cell in zip(ids, chosen, strict=True):
-            results.append(_result(key, item, cell, scoring, selections, values.get(id(cell))))
-    return results
-
-
-def _score(
-    subject: Subject,
-    scoring: Scoring,
-    task: Task,
-    item: Item,
-    trace: Trace,
-    selections: Sequence[Selection],
-    follow: Sequence[int],
-    targets: Sequence[Sequence[int]],
-) -> list[tuple[float, dict[str, Any]]]:
-    """Value and detail of each candidate under one scoring."""
-    structure = subject.structure
-    if not selections:
-        return []
-    if scoring == "answer":
-        hint = [*targets[0], *structure.stop_ids]
-        ids = answer_ids(structure, trace, selections, follow, item.max_new_tokens, hint=hint)
-        texts = [_until_stop(subject.tokenizer.decode(answer, skip_special_tokens=True), item.stop) for answer in ids]
-        return [
-            (float(task.score(text, item)), {"answer": text, "new_tokens": len(answer)})
-            for text, answer in zip(texts, ids, strict=True)
-        ]
-    if scoring == "likelihood":
-        by_alias = [likelihoods(structure, trace, selections, follow, target) for target in targets]
-        best = [max(each, key=lambda found: found.mean_logprob) for each in zip(*by_alias, strict=True)]
-        return [(each.mean_logprob, {"forced_match": each.forced_match}) for each in best]
-    (continuation,) = answer_ids(structure, trace, [trace.everything()], follow, item.max_new_tokens)
-    stop = min(structure.stop_ids, default=None)
-    if stop is not None and len(continuation) < item.max_new_tokens:
-        continuation = [*continuation, stop]
-    agreed = fidelities(structure, trace, selections, follow, continuation)
-    return [(each.agreement, {"kl": each.kl}) for each in agreed]
-
-
-def _until_stop(text: str, stops: Sequence[str]) -> str:
-    """The answer up to the first of the task's stop strings."""
-    ends = [text.index(stop) for stop in stops if stop in text]
-    return text[: min(ends, default=len(text))]
-
-
-def _result(
-    key: str,
-    item: Item,
-    cell: Cell,
-    scoring: Scoring,
-    selections: Selections,
-    value: tuple[float, dict[str, Any]] | None,
-) -> Result:
-    empty = Result(
-        id=key,
-        task=item.task,
-        item=item.id,
-        number=item.index,
-        cluster=item.document or item.id,
-        label=cell.label,
-        policy=cell.policy.id if cell.policy else cell.label,
-        budget=cell.budget.label,
-        reference=cell.reference,
-        scoring=scoring,
-        state="rejected",
-        value=None,
-        reason=selections.rejected.get(id(cell), ""),
-        tokens=selections.tokens,
-        kept_bytes=0,
-        full_bytes=selections.bytes_full,
-    )
-    if value is None:
-        return empty
-    return replace(
-        empty,
-        state="ok",
-        value=value[0],
-        detail=value[1],
-        kept_bytes=selections.bytes_kept(cell),
-        forced=selections.forced(cell),
     )
 
 

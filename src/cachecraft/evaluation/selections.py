@@ -39,11 +39,17 @@ class Subject:
 
 
 class Selections:
-    """What every cell keeps of one trace: masks by layer, or the sentence that says why there are none."""
+    """What every cell keeps of one trace: masks by layer, or the sentence that says why there are none.
+
+    Attributes:
+        tokens: Entries of the context.
+        rejected: By cell, why it has no masks.
+    """
 
     def __init__(self, subject: Subject, trace: Trace, cells: Sequence[Cell], clock: Stopwatch) -> None:
         """Let each policy decide on each layer, all its budgets at once."""
-        self._trace, self._structure = trace, subject.structure
+        self._structure = subject.structure
+        self.tokens, self._entry_bytes = trace.tokens, trace.bytes_per_entry
         self._masks: dict[int, list[Tensor]] = {id(cell): [] for cell in cells}
         self._forced: dict[int, bool] = {id(cell): True for cell in cells}
         self.rejected: dict[int, str] = {}
@@ -55,19 +61,19 @@ class Selections:
         if not groups:
             return
         with clock.phase("features"):
-            self._decide(subject, [group for group in groups if not group[0].has_allocate])
-            self._allocate(subject, [group for group in groups if group[0].has_allocate])
+            self._decide(subject, trace, [group for group in groups if not group[0].has_allocate])
+            self._allocate(subject, trace, [group for group in groups if group[0].has_allocate])
 
     def _uniform(self, cell: Cell, heads: int) -> Tensor:
-        return torch.full((heads,), cell.budget.entries(self._trace.tokens), dtype=torch.int64)
+        return torch.full((heads,), cell.budget.entries(self.tokens), dtype=torch.int64)
 
-    def _decide(self, subject: Subject, groups: Sequence[tuple[Policy, list[Cell]]]) -> None:
+    def _decide(self, subject: Subject, trace: Trace, groups: Sequence[tuple[Policy, list[Cell]]]) -> None:
         """Policies whose every layer keeps the same number: one pass over the layers."""
         if not groups:
             return
         heads = subject.structure.kv_heads
         keeps = {id(cell): self._uniform(cell, heads) for _, members in groups for cell in members}
-        for features in layer_features(subject.structure, subject.tokenizer, self._trace):
+        for features in layer_features(subject.structure, subject.tokenizer, trace):
             for policy, members in groups:
                 if id(members[0]) in self.rejected:
                     continue
@@ -78,23 +84,23 @@ class Selections:
                     continue
                 self._take(members, decided)
 
-    def _allocate(self, subject: Subject, groups: Sequence[tuple[Policy, list[Cell]]]) -> None:
+    def _allocate(self, subject: Subject, trace: Trace, groups: Sequence[tuple[Policy, list[Cell]]]) -> None:
         """Policies that divide the budget themselves: score all layers, allocate, then select.
 
         A scorer that read its budget is scored again with its own head's.
         """
-        layers, heads = len(self._trace.layers), subject.structure.kv_heads
+        layers, heads = len(trace.layers), subject.structure.kv_heads
         for policy, members in groups:
             for cell in members:
                 keep = self._uniform(cell, heads)
                 try:
                     scored = [
                         score(policy, features, keep)
-                        for features in layer_features(subject.structure, subject.tokenizer, self._trace)
+                        for features in layer_features(subject.structure, subject.tokenizer, trace)
                     ]
                     total = int(keep.sum()) * layers
-                    counts = allocated(policy, [each.scores for each in scored], total, self._trace.tokens)
-                    for index, features in enumerate(layer_features(subject.structure, subject.tokenizer, self._trace)):
+                    counts = allocated(policy, [each.scores for each in scored], total, self.tokens)
+                    for index, features in enumerate(layer_features(subject.structure, subject.tokenizer, trace)):
                         own = counts[index]
                         again = score(policy, features, own) if scored[index].read_keep else scored[index]
                         self._take([cell], [select(policy, again, own, features)])
@@ -106,13 +112,13 @@ class Selections:
             self._masks[id(cell)].append(decision.mask)
             self._forced[id(cell)] &= decision.forced
 
-    def add_hindsight(self, cells: Sequence[Cell], queries: Sequence[Tensor]) -> None:
+    def add_hindsight(self, trace: Trace, cells: Sequence[Cell], queries: Sequence[Tensor]) -> None:
         """Fill in the hindsight cells from the question's and answer's queries, (H, N, D) for each layer."""
-        scalings = [self._structure.scaling(index) for index in range(len(self._trace.layers))]
-        orders = hindsight_orders(self._trace, queries, scalings)
+        scalings = [self._structure.scaling(index) for index in range(len(trace.layers))]
+        orders = hindsight_orders(trace, queries, scalings)
         for cell in cells:
             if cell.label == "hindsight":
-                keep = torch.full((orders[0].shape[0],), cell.budget.entries(self._trace.tokens), dtype=torch.int64)
+                keep = torch.full((orders[0].shape[0],), cell.budget.entries(self.tokens), dtype=torch.int64)
                 self._masks[id(cell)] = [keep_first(order, keep) for order in orders]
                 self._forced[id(cell)] = False
 
@@ -130,19 +136,13 @@ class Selections:
 
     def bytes_kept(self, cell: Cell) -> int:
         """Bytes of keys and values that the cell keeps."""
-        layer = self._trace.layers[0]
-        entry = (layer.keys.shape[-1] + layer.values.shape[-1]) * layer.keys.element_size()
-        return entry * sum(int(mask.sum()) for mask in self._masks[id(cell)])
+        kept = sum(int(mask.sum()) for mask in self._masks[id(cell)])
+        return kept * self._entry_bytes // (self._structure.layers * self._structure.kv_heads)
 
     @property
     def bytes_full(self) -> int:
         """Bytes of the whole cache."""
-        return self._trace.bytes_per_entry * self._trace.tokens
-
-    @property
-    def tokens(self) -> int:
-        """Entries of the context."""
-        return self._trace.tokens
+        return self._entry_bytes * self.tokens
 
 
 def _by_policy(cells: Iterable[Cell]) -> list[tuple[Policy, list[Cell]]]:

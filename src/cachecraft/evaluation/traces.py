@@ -12,7 +12,7 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,10 @@ class Trace:
     def everything(self) -> list[Tensor]:
         """The selection that keeps every entry: for each layer (G, T) bool."""
         return [torch.ones(layer.keys.shape[:2], dtype=torch.bool) for layer in self.layers]
+
+    def without_queries(self) -> Trace:
+        """The same trace once every policy has decided: what is left is what answers need."""
+        return Trace(self.ids, tuple(replace(layer, queries=layer.queries[:, :0].clone()) for layer in self.layers))
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, as stored on disk."""

@@ -23,6 +23,7 @@ from cachecraft.errors import ModelError
 SUPPORTED_TRANSFORMERS = ("5.2", "5.25")  # from, up to but not including
 SUPPORTED_MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM")
 VOCABULARY_PART = 2048  # rows of the output layer multiplied at a time where only the best token is wanted
+FEW_QUERIES = 8  # up to this many a row, plain products are faster on a CPU than the fused kernel's blocks
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -174,6 +175,33 @@ def rotary_tables(model: PreTrainedModel, length: int) -> tuple[Tensor, Tensor]:
     probe = torch.zeros(1, 1, 1, device=device, dtype=torch.float32)
     cos, sin = rotary(probe, torch.arange(length, device=device).unsqueeze(0))
     return cos[0].float(), sin[0].float()
+
+
+def attention_with_lse(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention of which parts can be joined afterwards, since it comes with the log-sum-exp of its logits.
+
+    Args:
+        query: (B, H, N, D).
+        key: (B, H, S, D).
+        value: (B, H, S, D).
+        scaling: Factor of the dot products.
+        mask: Additive, broadcastable to (B, H, N, S), or None.
+
+    Returns:
+        (B, H, N, D) output and (B, H, N) float32 log-sum-exp of the scaled, masked logits.
+    """
+    kernel = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+    if kernel is not None and query.device.type == "cpu" and query.shape[2] > FEW_QUERIES:
+        output, logsumexp = kernel(query, key, value, 0.0, False, attn_mask=mask, scale=scaling)
+        return output, logsumexp
+    logits = (query.float() @ key.float().transpose(-1, -2)).mul_(scaling)
+    if mask is not None:
+        logits += mask
+    logsumexp = logits.logsumexp(dim=-1)
+    weights = logits.sub_(logsumexp.unsqueeze(-1)).exp_()
+    return (weights @ value.float()).to(query.dtype), logsumexp
 
 
 def fused_causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor | None]:

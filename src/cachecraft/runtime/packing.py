@@ -1,7 +1,7 @@
-"""Index arithmetic of the packed batch: which slot each entry and new token takes, and what each new token sees.
+"""Index arithmetic of a packed pass: where each new token is written, and what its row's own new tokens see.
 
 Nothing here touches keys or values: see `cachecraft.runtime.packed`, which does.
-Shapes: C rows of a group, H query heads, G kv heads, m packed tokens of a group, M of all groups.
+Shapes: R lines (rows still held), M packed tokens, G kv heads, S query heads of each, N the most tokens of a part.
 """
 
 from __future__ import annotations
@@ -12,140 +12,86 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cachecraft.runtime.gather import counts_of, slots_of
-
-
-@dataclass
-class Group:
-    """Rows that are attended in one call.
-
-    Attributes:
-        number: Its place in a layout's `starts` and `capacities`; stays the same when other groups go.
-        lines: Its rows, as places in the order the cache was built in.
-    """
-
-    number: int
-    lines: list[int]
+FEW = 2  # tokens of a line up to which it is attended with all others; longer lines are attended by themselves
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
-    """How the flat buffers (slots, D) of a layer are divided; layers that keep equal numbers share one.
-
-    Row c and kv head h of a group begin at slot `start + (c * G + h) * capacity`.
+class Part:
+    """Neighbouring lines whose own new tokens are attended in one call, padded to N tokens each.
 
     Attributes:
-        kept: (R, G) int64 entries of the context that each row and head holds.
-        equal: Whether the heads of each row hold equally many.
-        starts, capacities: For each group its first slot, and the slots of one row and head.
+        first, last: The lines, `last` excluded.
+        new: N.
+        tokens: (lines * N,) int64, the packed token that is each line's n-th; lines with fewer repeat their last.
+        mask: (lines, 1, S * N, used) additive.
+        used: Slots in use.
     """
 
-    kept: Tensor
-    equal: bool
-    starts: tuple[int, ...]
-    capacities: tuple[int, ...]
+    first: int
+    last: int
+    new: int
+    tokens: Tensor
+    mask: Tensor
+    used: int
 
 
 @dataclass(frozen=True, eq=False)
-class Unpacking:
-    """How the packed new tokens of one forward pass are spread over the groups, whatever the layer.
+class Pass:
+    """One forward pass.
 
     Attributes:
-        rows, offsets: For each group (m,) int64, the row within the group, and the place among the row's new tokens,
-            of each of its packed tokens.
-        new: For each group the most new tokens of any row, N.
-        spread: (Σ C * G * H/G * N,) int64, for each folded query the token * H + head it is; a row with fewer than N
-            new tokens repeats its last one.
-        back: (M * H,) int64, for each token and head its place in the outputs, (C, H/G * N, G) group after group.
+        counts: New tokens of each line; 0 for a line that sits this pass out.
+        lines: (M,) int64, the line of each packed token.
+        where: (M * G,) int64, the slot of each token and kv head in the flat buffers (R * G * room, D).
+        parts: How the lines' own new tokens are attended.
+        back: (M,) int64, the place of each token among the parts' tokens, one part after another.
     """
 
-    rows: list[Tensor]
-    offsets: list[Tensor]
-    new: list[int]
-    spread: Tensor
+    counts: tuple[int, ...]
+    lines: Tensor
+    where: Tensor
+    parts: tuple[Part, ...]
     back: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """Where new tokens are written and what they see, for one layout and one forward pass.
-
-    Attributes:
-        where: (M * G,) int64 slot of each token and kv head.
-        masks: For each group (C, 1 or G, H/G * N, S) additive.
-        used: For each group S, the slots in use.
-    """
-
-    where: Tensor
-    masks: list[Tensor]
-    used: list[int]
-
-
-def lay_out(masks: Sequence[Tensor], room: int) -> tuple[Layout, Tensor]:
-    """Divide a layer's buffer between groups.
+def plan(counts: Sequence[int], grown: Tensor, room: int, kv_heads: int, share: int, like: Tensor) -> Pass:
+    """Lay a pass out.
 
     Args:
-        masks: For each group the kept entries, (C, G, T) bool.
-        room: Slots for new tokens in every row and head.
-
-    Returns:
-        The layout, and for each slot the entry of the flattened (G * T, D) keys that goes there.
+        counts: New tokens of each line.
+        grown: (R,) int64, new tokens that each line holds already.
+        room: Slots of a line and kv head.
+        kv_heads: G.
+        share: S.
+        like: Gives the device and dtype of what is returned.
     """
-    starts, capacities, kept, entries = [], [], [], []
-    start = 0
-    for mask in masks:
-        counts, largest = counts_of(mask)
-        rows, heads, tokens = mask.shape
-        slots = slots_of(mask, counts, largest, room) + torch.arange(heads).view(1, -1, 1) * tokens
-        starts.append(start)
-        capacities.append(largest + room)
-        kept.append(counts)
-        entries.append(slots.flatten())
-        start += rows * heads * (largest + room)
-    all_kept = torch.cat(kept)
-    equal = bool((all_kept == all_kept[:, :1]).all())
-    return Layout(all_kept, equal, tuple(starts), tuple(capacities)), torch.cat(entries)
+    sizes = torch.tensor(list(counts), dtype=torch.int64)
+    begins = sizes.cumsum(0) - sizes
+    lines = torch.arange(len(sizes)).repeat_interleave(sizes)
+    offsets = torch.arange(len(lines)) - begins[lines]
+    slot = lines.unsqueeze(1) * kv_heads + torch.arange(kv_heads)  # (M, G) runs of `room` slots
+    where = (slot * room + (grown[lines] + offsets).unsqueeze(1)).flatten()
+    parts, back, end = [], torch.empty_like(lines), 0
+    for first, last, new in _spans(counts):
+        span = slice(first, last)
+        within = torch.minimum(torch.arange(new), (sizes[span] - 1).clamp(min=0).unsqueeze(1))  # (lines, N)
+        tokens = (begins[span].unsqueeze(1) + within).clamp(max=len(lines) - 1)
+        seen = grown[span].unsqueeze(1) + within  # the last slot that each may see
+        used = int((grown[span] + sizes[span].clamp(max=new)).max())
+        hidden = torch.arange(used) > seen.repeat(1, share).unsqueeze(-1)  # (lines, S * N, used)
+        mask = torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, float("-inf"))
+        parts.append(Part(first, last, new, tokens.flatten().to(like.device), mask.unsqueeze(1).to(like.device), used))
+        whole = (lines >= first) & (lines < last) & (sizes[lines] <= new)
+        back[whole] = end + (lines[whole] - first) * new + offsets[whole]
+        end += (last - first) * new
+    return Pass(tuple(counts), lines, where.to(like.device), tuple(parts), back.to(like.device))
 
 
-def unpack(sizes: Sequence[Tensor], heads: int, kv_heads: int, device: torch.device) -> Unpacking:
-    """Spread packed tokens over groups; sizes: for each group (C,) int64 new tokens of its rows."""
-    share = heads // kv_heads
-    head = torch.arange(heads).view(1, kv_heads, share, 1)
-    rows, offsets, new, spread, back = [], [], [], [], []
-    token, output = 0, 0
-    for own in sizes:
-        most = int(own.max())
-        row = torch.arange(len(own)).repeat_interleave(own)
-        begins = own.cumsum(0) - own
-        offset = torch.arange(len(row)) - begins[row]
-        padded = token + begins.unsqueeze(1) + torch.minimum(torch.arange(most), (own - 1).unsqueeze(1))  # (C, N)
-        spread.append((padded.view(-1, 1, 1, most) * heads + head).flatten())
-        line = (row.view(-1, 1) * share + torch.arange(share)) * most + offset.view(-1, 1)  # (m, H/G)
-        back.append((output + line.unsqueeze(1) * kv_heads + torch.arange(kv_heads).view(1, -1, 1)).flatten())
-        rows.append(row)
-        offsets.append(offset)
-        new.append(most)
-        token += len(row)
-        output += len(own) * heads * most
-    return Unpacking(rows, offsets, new, torch.cat(spread).to(device), torch.cat(back).to(device))
-
-
-def plan(
-    layout: Layout, unpacking: Unpacking, groups: Sequence[Group], grown: Tensor, heads: int, like: Tensor
-) -> Plan:
-    """Slots and masks of one pass; `like` gives the device and dtype of the masks."""
-    kv_heads = layout.kept.shape[1]
-    where, masks, used = [], [], []
-    for group, rows, offsets, new in zip(groups, unpacking.rows, unpacking.offsets, unpacking.new, strict=True):
-        lines = torch.tensor(group.lines)
-        length = layout.kept[lines] + grown[lines].unsqueeze(1)  # (C, G)
-        begin = torch.arange(len(lines) * kv_heads).view(-1, kv_heads) * layout.capacities[group.number]
-        taken = length[rows] + offsets.unsqueeze(1)  # (m, G)
-        where.append((layout.starts[group.number] + begin[rows] + taken).flatten())
-        used.append(int(taken.max()) + 1)
-        if layout.equal:
-            length = length[:, :1]
-        last = length.unsqueeze(-1) + torch.arange(new).repeat(heads // kv_heads)  # (C, 1 or G, H/G * N)
-        hidden = torch.arange(used[-1]) > last.unsqueeze(-1)
-        masks.append(torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, float("-inf")).to(like.device))
-    return Plan(torch.cat(where).to(like.device), masks, used)
+def _spans(counts: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(first, last, new) of each part: what brings a like number of tokens goes together, so that little is padding."""
+    active = [line for line, count in enumerate(counts) if count]
+    if len({counts[line] for line in active}) == 1 and active[-1] - active[0] + 1 == len(active):
+        return [(active[0], active[-1] + 1, counts[active[0]])]
+    few = [line for line in active if counts[line] <= FEW]
+    spans = [(few[0], few[-1] + 1, max(counts[line] for line in few))] if few else []
+    return spans + [(line, line + 1, counts[line]) for line in active if counts[line] > FEW]

@@ -1,0 +1,219 @@
+"""Measures the cells of items: their prefills and decisions one after another, their answers together.
+
+It neither chooses what is measured nor stores it: see `cachecraft.evaluation.grid`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cachecraft.chat import token_ids
+from cachecraft.evaluation.answers import Question, answer_ids, answers
+from cachecraft.evaluation.cells import Cell, Regime, Scoring
+from cachecraft.evaluation.forced import fidelities, likelihoods, queries_of
+from cachecraft.evaluation.retention import compressed_segments, retention
+from cachecraft.evaluation.selections import Selections, Subject
+from cachecraft.evaluation.settings import Settings
+from cachecraft.evaluation.store import Result
+from cachecraft.evaluation.timing import Stopwatch
+from cachecraft.evaluation.traces import Trace, record
+from cachecraft.tasks.prompt import Prompt, render
+from cachecraft.tasks.task import Item, Task
+
+HELD_BACK = 8  # tokens of a prompt without question and tail that are never compressed
+
+Value = tuple[float, dict[str, Any]]  # a result's value and detail
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """What is still to be measured of an item: by result id, the cell and the scoring."""
+
+    task: Task
+    item: Item
+    jobs: dict[str, tuple[Cell, Scoring]]
+
+    def cells(self, scoring: Scoring | None = None) -> list[Cell]:
+        """Its cells, or those of one scoring; each once."""
+        return list({id(cell): cell for cell, kind in self.jobs.values() if scoring in (None, kind)}.values())
+
+
+def split_prompt(prompt: Prompt, regime: Regime) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What is compressed and what follows it.
+
+    Returns:
+        The compressed tokens and the tokens run over the compressed cache. The second is never empty: a prompt
+        without question and tail to follow holds back its last 8 tokens.
+    """
+    before, after = prompt.context_ids, (*prompt.question_ids, *prompt.tail_ids)
+    if regime == "aware":
+        before, after = (*prompt.context_ids, *prompt.question_ids), prompt.tail_ids
+    if not after:
+        before, after = before[:-HELD_BACK], before[-HELD_BACK:]
+    return tuple(before), tuple(after)
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """An item whose context is recorded and decided on; `retained` says by cell what was kept of its segments."""
+
+    pending: Pending
+    trace: Trace
+    selections: Selections
+    follow: tuple[int, ...]
+    targets: list[tuple[int, ...]]
+    retained: dict[int, dict[str, Any]]
+
+    def good(self, scoring: Scoring) -> list[Cell]:
+        """The cells of a scoring whose policies were not rejected."""
+        return [cell for cell in self.pending.cells(scoring) if self.selections.of(cell) is not None]
+
+
+def measure(
+    subject: Subject, settings: Settings, pending: Iterable[Pending], clock: Stopwatch
+) -> Iterator[tuple[Pending, list[Result]]]:
+    """Measure items; an item is asked for when there is room to answer its question beside those being answered.
+
+    Yields:
+        Items and their results, as they are done: those with short answers may overtake others.
+    """
+    found: dict[int, tuple[_Prepared, dict[tuple[int, Scoring], Value]]] = {}
+
+    def questions() -> Iterator[Question]:
+        for number, each in enumerate(pending):
+            prepared = _prepare(subject, settings, each, clock)
+            values: dict[tuple[int, Scoring], Value] = {}
+            with clock.phase("answers"):
+                for scoring in settings.scoring:
+                    if scoring != "answer" and (cells := prepared.good(scoring)):
+                        scored = _score(subject, scoring, prepared, cells)
+                        values |= {(id(cell), scoring): value for cell, value in zip(cells, scored, strict=True)}
+            prepared = replace(prepared, trace=prepared.trace.without_queries())
+            found[number] = prepared, values
+            yield _question(subject, prepared)
+
+    with closing(answers(subject.structure, questions())) as done:
+        while True:
+            with clock.phase("answers"):
+                number, ids = next(done, (-1, []))
+            if number < 0:
+                return
+            prepared, values = found.pop(number)
+            values |= _scored(subject, prepared, ids)
+            yield prepared.pending, _results(prepared, values)
+
+
+def _prepare(subject: Subject, settings: Settings, pending: Pending, clock: Stopwatch) -> _Prepared:
+    prompt = render(subject.tokenizer, pending.item)
+    context, follow = split_prompt(prompt, settings.regime)
+    targets = [tuple(token_ids(subject.tokenizer, text)) for text in pending.item.reference_texts]
+    with clock.phase("prefill"):
+        trace = record(subject.structure, context)
+    cells = pending.cells()
+    selections = Selections(subject, trace, cells, clock)
+    if any(cell.label == "hindsight" for cell in cells):
+        with clock.phase("hindsight"):
+            selections.add_hindsight(trace, cells, queries_of(subject.structure, trace, follow, targets[0]))
+    with clock.phase("retention"):
+        segments = compressed_segments(subject.tokenizer, pending.item, prompt, trace.tokens)
+        good = [cell for cell in cells if selections.of(cell) is not None]
+        retained = {id(cell): retention(selections.masks(cell), segments) for cell in good}
+    return _Prepared(pending, trace, selections, follow, targets, retained)
+
+
+def _question(subject: Subject, prepared: _Prepared) -> Question:
+    """What its cells that want an answer are asked."""
+    return Question(
+        prepared.trace,
+        [prepared.selections.masks(cell) for cell in prepared.good("answer")],
+        prepared.follow,
+        prepared.pending.item.max_new_tokens,
+        [*prepared.targets[0], *subject.structure.stop_ids],
+    )
+
+
+def _scored(
+    subject: Subject, prepared: _Prepared, answered: Sequence[Sequence[int]]
+) -> dict[tuple[int, Scoring], Value]:
+    """The answers' scores, by cell and scoring."""
+    task, item = prepared.pending.task, prepared.pending.item
+    values: dict[tuple[int, Scoring], Value] = {}
+    for cell, answer in zip(prepared.good("answer"), answered, strict=True):
+        text = _until_stop(subject.tokenizer.decode(answer, skip_special_tokens=True), item.stop)
+        values[id(cell), "answer"] = float(task.score(text, item)), {"answer": text, "new_tokens": len(answer)}
+    return values
+
+
+def _score(subject: Subject, scoring: Scoring, prepared: _Prepared, cells: Sequence[Cell]) -> list[Value]:
+    """Value and detail of each cell under a scoring that needs no answer."""
+    structure, trace, follow = subject.structure, prepared.trace, prepared.follow
+    masks = [prepared.selections.masks(cell) for cell in cells]
+    if scoring == "likelihood":
+        by_alias = [likelihoods(structure, trace, masks, follow, target) for target in prepared.targets]
+        best = [max(each, key=lambda found: found.mean_logprob) for each in zip(*by_alias, strict=True)]
+        return [(each.mean_logprob, {"forced_match": each.forced_match}) for each in best]
+    most = prepared.pending.item.max_new_tokens
+    (continuation,) = answer_ids(structure, trace, [trace.everything()], follow, most)
+    stop = min(structure.stop_ids, default=None)
+    if stop is not None and len(continuation) < most:
+        continuation = [*continuation, stop]
+    agreed = fidelities(structure, trace, masks, follow, continuation)
+    return [(each.agreement, {"kl": each.kl}) for each in agreed]
+
+
+def _until_stop(text: str, stops: Sequence[str]) -> str:
+    """The answer up to the first of the task's stop strings."""
+    ends = [text.index(stop) for stop in stops if stop in text]
+    return text[: min(ends, default=len(text))]
+
+
+def _results(prepared: _Prepared, values: dict[tuple[int, Scoring], Value]) -> list[Result]:
+    results = []
+    for key, (cell, scoring) in prepared.pending.jobs.items():
+        result = _result(
+            key, prepared.pending.item, cell, scoring, prepared.selections, values.get((id(cell), scoring))
+        )
+        kept = prepared.retained.get(id(cell))
+        results.append(result if kept is None else replace(result, detail=result.detail | {"retention": kept}))
+    return results
+
+
+def _result(
+    key: str,
+    item: Item,
+    cell: Cell,
+    scoring: Scoring,
+    selections: Selections,
+    value: tuple[float, dict[str, Any]] | None,
+) -> Result:
+    empty = Result(
+        id=key,
+        task=item.task,
+        item=item.id,
+        number=item.index,
+        cluster=item.document or item.id,
+        label=cell.label,
+        policy=cell.policy.id if cell.policy else cell.label,
+        budget=cell.budget.label,
+        reference=cell.reference,
+        scoring=scoring,
+        state="rejected",
+        value=None,
+        reason=selections.rejected.get(id(cell), ""),
+        tokens=selections.tokens,
+        kept_bytes=0,
+        full_bytes=selections.bytes_full,
+    )
+    if value is None:
+        return empty
+    return replace(
+        empty,
+        state="ok",
+        value=value[0],
+        detail=value[1],
+        kept_bytes=selections.bytes_kept(cell),
+        forced=selections.forced(cell),
+    )
