@@ -1,5 +1,7 @@
 """Generates from a batch of prompts whose caches are compressed while the model's own `generate` reads them.
 
+The question is compressed with the rest of its prompt, so the policy is one that keeps the prompt's end.
+
 python examples/generate_batch.py [model] [policy]
 """
 
@@ -11,7 +13,7 @@ NOTES = "The harbour master keeps the tide tables in the red cabinet. The pilot 
 PROMPTS = (NOTES * 20 + "Where are the tide tables?", NOTES * 4 + "When does the pilot boat leave?")
 
 
-def main(model: str = "smollm2", policy: str = "keydiff") -> None:
+def main(model: str = "smollm2", policy: str = "snapkv") -> None:
     loaded = cachecraft.load_model(model)
     texts = [
         loaded.tokenizer.apply_chat_template(
@@ -20,7 +22,7 @@ def main(model: str = "smollm2", policy: str = "keydiff") -> None:
         for prompt in PROMPTS
     ]
     batch = loaded.tokenizer(texts, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt")
-    with cachecraft.compress(loaded.model, policy=policy, ratio=0.75) as compression:
+    with cachecraft.compress(loaded.model, policy=policy, ratio=0.5) as compression:
         answers = loaded.model.generate(
             input_ids=batch["input_ids"],
             attention_mask=batch["attention_mask"],

@@ -13,22 +13,14 @@ from hypothesis import HealthCheck, settings
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from tests.families import FAMILIES, SPECIAL, VOCABULARY, build_model
 
 # Timing differs too much between machines for a deadline to mean anything; every run sees the same examples.
 settings.register_profile("cachecraft", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("cachecraft")
 
-VOCABULARY = 200
-SPECIAL = ["<unk>", "<pad>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}"
@@ -71,36 +63,6 @@ def build_tokenizer(*, chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedT
     return tokenizer
 
 
-def build_model(family: str, *, seed: int = 0, **changes: object) -> PreTrainedModel:
-    """A 2-layer model with 4 query heads on 2 key-value heads of width 16, in float32 and eval mode.
-
-    The weights are wider than a fresh model's, so that attention is far from uniform and scores differ.
-    """
-    sizes: dict[str, object] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 4096,
-        "initializer_range": 0.15,
-        "bos_token_id": SPECIAL.index("<|im_start|>"),
-        "eos_token_id": SPECIAL.index("<|im_end|>"),
-        "pad_token_id": SPECIAL.index("<pad>"),
-        "tie_word_embeddings": False,
-    } | changes
-    config_class, model_class = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    }[family]
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = model_class(config_class(**sizes))
-    return model.eval().requires_grad_(False)
-
-
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerBase:
     """With a chat template."""
@@ -127,6 +89,12 @@ def tiny_qwen2() -> PreTrainedModel:
 def tiny_model(request: pytest.FixtureRequest, tiny_llama, tiny_qwen2) -> PreTrainedModel:
     """Each family in turn."""
     return {"llama": tiny_llama, "qwen2": tiny_qwen2}[request.param]
+
+
+@pytest.fixture(scope="session", params=FAMILIES)
+def family_model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    """A model of each supported class and rotary embedding in turn; `tests.families` builds single ones."""
+    return build_model(request.param)
 
 
 @pytest.fixture

@@ -51,6 +51,25 @@ def test_attention_sums_are_those_of_the_whole_matrix(tokens: int, known: bool) 
         assert torch.allclose(f.local_attention_received(span).double(), expected, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_soft_capped_logits_give_the_sums_of_the_capped_matrix(known: bool) -> None:
+    plain, tokens, cap = synthetic_layer(150, group=3), 150, 0.9
+    logits = cap * torch.tanh(causal_logits(plain) / cap)
+    logits = logits.masked_fill(torch.ones(tokens, tokens).triu(1).bool(), -torch.inf)
+    a = logits.softmax(-1).view(2, 3, tokens, tokens)
+    norms = logits.logsumexp(-1).float() if known else None
+    parts = [plain.given(name).clone() for name in ("keys", "values", "queries")]
+    layer = LayerFeatures(*parts, layer=0, layers=1, softcap=cap, logsumexp=norms)
+    f = layer.view()
+    assert f.softcap == cap and f.scaling == plain.scaling
+    seen = torch.arange(tokens, 0, -1)
+    assert torch.allclose(f.window_attention(5).double(), a[:, :, -5:], atol=TOLERANCE)
+    assert torch.allclose(f.attention_received().double(), a.sum(2) / seen, atol=TOLERANCE)
+    band = a.tril().triu(-3).sum(2) / seen.clamp(max=4)
+    assert torch.allclose(f.local_attention_received(4).double(), band, atol=TOLERANCE)
+    assert not layer.changed()
+
+
 def test_extreme_logits_stay_finite_and_exact() -> None:
     draw = torch.Generator().manual_seed(0)
     q, k = (torch.randn(2, 200, 8, generator=draw) * 40 for _ in range(2))

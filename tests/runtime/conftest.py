@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,22 +40,34 @@ def dense_layers(model: PreTrainedModel, ids: Sequence[int]) -> Dense:
 def visible_logits(model: PreTrainedModel, ids: Sequence[int], visible: Sequence[Tensor]) -> Tensor:
     """Logits (S, vocabulary) of one dense pass in which each token sees what it is allowed to.
 
-    `visible` holds for each layer and kv head which entries each token sees, (G, S, S) bool.
+    `visible` holds for each layer and kv head which entries each token sees, (G, S, S) bool; a sliding window hides
+    what it hides on top of that.
     """
+    away = torch.arange(len(ids)).unsqueeze(1) - torch.arange(len(ids))
 
-    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any) -> Any:
+    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **more: Any) -> Any:
         group = query.shape[1] // key.shape[1]
         allowed = visible[module.layer_idx].repeat_interleave(group, dim=0)  # (H, S, S)
+        allowed = allowed & (away < (more.get("sliding_window") or len(ids)))
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-        weights = (query @ key.transpose(2, 3) * scaling).masked_fill(~allowed, float("-inf")).softmax(dim=-1)
+        logits = query @ key.transpose(2, 3) * more["scaling"]
+        if more.get("softcap") is not None:
+            logits = (logits / more["softcap"]).tanh() * more["softcap"]
+        weights = logits.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
         return (weights @ value).transpose(1, 2).contiguous(), None
 
-    AttentionInterface.register("masked-reference", attention)
+    with attending_by(model, attention), torch.no_grad():
+        return model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
+
+
+@contextmanager
+def attending_by(model: PreTrainedModel, function: Callable[..., Any]) -> Iterator[None]:
+    """Let a function of the test's own do the model's attention, as transformers calls it."""
+    AttentionInterface.register("reference", function)
     before = model.config._attn_implementation
-    model.config._attn_implementation = "masked-reference"
+    model.config._attn_implementation = "reference"
     try:
-        with torch.no_grad():
-            return model(input_ids=torch.tensor([list(ids)])).logits[0]
+        yield
     finally:
         model.config._attn_implementation = before
 
@@ -102,6 +115,7 @@ def reference() -> SimpleNamespace:
         masked_logits=masked_logits,
         visible_logits=visible_logits,
         compressed_logits=compressed_logits,
+        attending_by=attending_by,
         random_mask=random_mask,
     )
 

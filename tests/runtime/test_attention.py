@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from transformers import AttentionInterface, MistralConfig, MistralForCausalLM
+from transformers import AttentionInterface
 
 from cachecraft.errors import ModelError
 from cachecraft.runtime import compat
@@ -82,19 +82,6 @@ def test_padding_and_masks_are_refused_instead_of_ignored(tiny_model, untouched,
     assert untouched()
 
 
-def mistral(**changes: object) -> MistralForCausalLM:
-    sizes = {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512}
-    return MistralForCausalLM(MistralConfig(**sizes, **heads, sliding_window=None, **changes)).eval()
-
-
-def test_an_untested_class_is_refused_unless_forced() -> None:
-    model = mistral()
-    with pytest.raises(ModelError, match="MistralForCausalLM are not supported yet"):
-        ModelStructure.of(model)
-    assert ModelStructure.of(model, force=True).layers == 2
-
-
 @pytest.mark.parametrize("version", ["4.57.1", "5.1.9", "5.25.0", "6.0.0"])
 def test_an_untested_transformers_release_is_refused(tiny_model, monkeypatch, version: str) -> None:
     monkeypatch.setattr(transformers, "__version__", version)
@@ -109,13 +96,9 @@ def test_a_release_that_no_longer_calls_the_attention_function_is_noticed(tiny_m
         observe_prefill(ModelStructure.of(tiny_model), [5, 6, 7], lambda call: None)
 
 
-def test_soft_capping_and_sliding_windows_are_refused(tiny_model) -> None:
-    function = {}
+def test_outside_of_its_block_the_attention_function_refuses_to_work(tiny_model) -> None:
     with attending(tiny_model):
-        function["ours"] = AttentionInterface()["cachecraft"]
-        arrays = [torch.zeros(1, heads, 3, 16) for heads in (4, 2, 2)]
-        for unsupported in ({"softcap": 30.0}, {"sliding_window": 2}):
-            with pytest.raises(ModelError, match="is not supported yet"):
-                function["ours"](tiny_model.model.layers[0].self_attn, *arrays, None, **unsupported)
+        ours = AttentionInterface()["cachecraft"]
+    arrays = [torch.zeros(1, heads, 3, 16) for heads in (4, 2, 2)]
     with pytest.raises(ModelError, match="outside of `with attending"):
-        function["ours"](tiny_model.model.layers[0].self_attn, *arrays, None)
+        ours(tiny_model.model.layers[0].self_attn, *arrays, None)

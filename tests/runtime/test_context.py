@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM
+from tests.families import build_model
 
 from cachecraft.errors import BudgetError, ModelError, PolicyError, PolicyLoadError, UnknownNameError
 from cachecraft.policy.contract import builtin_policies, load_policy
@@ -278,9 +278,8 @@ def test_wrong_policies_are_refused_before_and_during_the_prefill(tiny_model, ti
 
 
 def test_an_untested_class_is_refused_unless_forced(tiny_tokenizer) -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = MistralConfig(vocab_size=200, num_key_value_heads=2, head_dim=16, sliding_window=None, **sizes)
-    model = MistralForCausalLM(config).eval()
+    model = build_model("llama")
+    model.__class__ = type("OtherForCausalLM", (type(model),), {})
     with pytest.raises(ModelError, match="not supported yet"):
         prefill(model, tiny_tokenizer, TEXT, ratio=0.5)
     assert isinstance(prefill(model, tiny_tokenizer, TEXT, ratio=0.5, force=True).ask("Why?", max_new_tokens=3), str)

@@ -49,7 +49,7 @@ class Question:
     @property
     def bytes(self) -> int:
         """Bytes of keys and values that answering it takes at most: the context, a copy of it, its rows' tokens."""
-        return self.trace.bytes_per_entry * (2 * self.trace.tokens + len(self.selections) * self.room)
+        return 2 * self.trace.full_bytes + self.trace.bytes_per_entry * len(self.selections) * self.room
 
 
 @dataclass
@@ -101,6 +101,7 @@ class _Batch:
         rows = [_Row(number, question.trace.tokens, list(question.prompt), [], []) for _ in question.selections]
         self._asked[number] = _Asked(question, drafter, rows)
         if question.max_new_tokens > 0:
+            self._structure.require_packable(question.trace.tokens + question.room)
             names = self._cache.admit(shared(question.trace, question.selections), question.room)
             self._rows |= dict(zip(names, rows, strict=True))
         return number
@@ -218,7 +219,7 @@ def answers(
             question = next(waiting, None)
             more = question is not None
             if question is not None:
-                structure.require_room(question.trace.tokens + question.room)
+                structure.require_room(question.trace.tokens + question.room, read=question.trace.tokens)
                 while not batch.takes(question):
                     batch.step()
                 batch.add(question)

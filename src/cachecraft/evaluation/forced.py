@@ -48,6 +48,7 @@ def _forced(
 ) -> Iterator[tuple[range, Tensor]]:
     """Feed prompt and target to a few candidates at a time; yields which, and (C, N, hidden) states before targets."""
     ids = [*prompt, *target[:-1]]
+    structure.require_packable(trace.tokens + len(ids))
     at_a_time = max(1, PASS_TOKENS // len(ids))
     for first in range(0, len(selections), at_a_time):
         rows = range(first, min(first + at_a_time, len(selections)))
@@ -75,7 +76,7 @@ def likelihoods(
         prompt: Tokens that follow the context: question, template tail, answer prefix.
         target: The tokens after those, at least one.
     """
-    structure.require_room(trace.tokens + len(prompt) + len(target))
+    structure.require_room(trace.tokens + len(prompt) + len(target), read=trace.tokens)
     found: dict[int, Likelihood] = {}
     wanted = torch.tensor(list(target), device=structure.model.device)
     with torch.no_grad():
@@ -99,7 +100,7 @@ def fidelities(
     continuation: Sequence[int],
 ) -> list[Fidelity]:
     """KL from, and token agreement with, the full cache on its own `continuation`; arguments as `likelihoods`."""
-    structure.require_room(trace.tokens + len(prompt) + len(continuation))
+    structure.require_room(trace.tokens + len(prompt) + len(continuation), read=trace.tokens)
     found: dict[int, Fidelity] = {}
     with torch.no_grad():
         ((_, reference),) = _forced(structure, trace, [trace.everything()], prompt, continuation)

@@ -12,25 +12,29 @@ from torch import Tensor
 
 from cachecraft.evaluation.traces import Trace
 from cachecraft.policy.selectors import token_order
+from cachecraft.policy.softcap import soft_capped
+from cachecraft.runtime.structure import ModelStructure
 
 
-def hindsight_orders(trace: Trace, queries: Sequence[Tensor], scalings: Sequence[float]) -> list[Tensor]:
-    """Order the entries of each layer by the attention they receive from later tokens.
+def hindsight_orders(structure: ModelStructure, trace: Trace, queries: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Order the entries of each compressed layer by the attention they receive from later tokens.
 
     Args:
+        structure: The model's structure.
         trace: The recorded context.
         queries: For each layer (H, N, D), post-RoPE queries of question and answer under the full cache.
-        scalings: For each layer the factor of its dot products.
 
     Returns:
-        For each layer (G, T) int64: entries, most attended first; attention is the softmax over the context,
-        averaged over queries and over the heads of a group. Ties go to the more recent.
+        For each compressed layer (G, T) int64: entries, most attended first; attention is the softmax over the
+        context, averaged over queries and over the heads of a group. Ties go to the more recent.
     """
-    orders = []
-    for layer, asked, scaling in zip(trace.layers, queries, scalings, strict=True):
-        heads, tokens, width = layer.keys.shape
-        grouped = asked.float().reshape(heads, -1, width)  # (G, H/G * N, D)
-        weights = (grouped @ layer.keys.float().transpose(1, 2) * scaling).softmax(dim=-1)
+    orders = {}
+    for layer in structure.compressed:
+        keys = trace.layers[layer].keys.float()
+        heads, tokens, width = keys.shape
+        grouped = queries[layer].float().reshape(heads, -1, width)  # (G, H/G * N, D)
+        logits = grouped @ keys.transpose(1, 2) * structure.scaling(layer)
+        weights = soft_capped(logits, structure.softcap).softmax(dim=-1)
         nothing = torch.zeros(heads, tokens, dtype=torch.bool)
-        orders.append(token_order(weights.mean(dim=1), nothing))
+        orders[layer] = token_order(weights.mean(dim=1), nothing)
     return orders

@@ -43,20 +43,18 @@ class Selections:
 
     Attributes:
         tokens: Entries of the context.
+        bytes_full: Bytes of the whole cache, sliding windows included.
         rejected: By cell, why it has no masks.
     """
 
     def __init__(self, subject: Subject, trace: Trace, cells: Sequence[Cell], clock: Stopwatch) -> None:
         """Let each policy decide on each layer, all its budgets at once."""
         self._structure = subject.structure
-        self.tokens, self._entry_bytes = trace.tokens, trace.bytes_per_entry
-        self._masks: dict[int, list[Tensor]] = {id(cell): [] for cell in cells}
-        self._forced: dict[int, bool] = {id(cell): True for cell in cells}
+        self.tokens, self.bytes_full, self._entry_bytes = trace.tokens, trace.full_bytes, trace.bytes_per_entry
+        everything = trace.everything()  # which is what stays of layers that are not compressed
+        self._masks: dict[int, list[Tensor]] = {id(cell): list(everything) for cell in cells}
+        self._forced: dict[int, bool] = {id(cell): cell.label != "full" for cell in cells}
         self.rejected: dict[int, str] = {}
-        for cell in cells:
-            if cell.label == "full":
-                self._masks[id(cell)] = trace.everything()
-                self._forced[id(cell)] = False
         groups = _by_policy(cells)
         if not groups:
             return
@@ -82,14 +80,14 @@ class Selections:
                 except PolicyError as error:
                     self.rejected |= {id(cell): str(error) for cell in members}
                     continue
-                self._take(members, decided)
+                self._take(features.layer, members, decided)
 
     def _allocate(self, subject: Subject, trace: Trace, groups: Sequence[tuple[Policy, list[Cell]]]) -> None:
         """Policies that divide the budget themselves: score all layers, allocate, then select.
 
         A scorer that read its budget is scored again with its own head's.
         """
-        layers, heads = len(trace.layers), subject.structure.kv_heads
+        layers, heads = len(subject.structure.compressed), subject.structure.kv_heads
         for policy, members in groups:
             for cell in members:
                 keep = self._uniform(cell, heads)
@@ -103,23 +101,23 @@ class Selections:
                     for index, features in enumerate(layer_features(subject.structure, subject.tokenizer, trace)):
                         own = counts[index]
                         again = score(policy, features, own) if scored[index].read_keep else scored[index]
-                        self._take([cell], [select(policy, again, own, features)])
+                        self._take(features.layer, [cell], [select(policy, again, own, features)])
                 except PolicyError as error:
                     self.rejected[id(cell)] = str(error)
 
-    def _take(self, members: Sequence[Cell], decided: Sequence[Decision]) -> None:
+    def _take(self, layer: int, members: Sequence[Cell], decided: Sequence[Decision]) -> None:
         for cell, decision in zip(members, decided, strict=True):
-            self._masks[id(cell)].append(decision.mask)
+            self._masks[id(cell)][layer] = decision.mask
             self._forced[id(cell)] &= decision.forced
 
     def add_hindsight(self, trace: Trace, cells: Sequence[Cell], queries: Sequence[Tensor]) -> None:
         """Fill in the hindsight cells from the question's and answer's queries, (H, N, D) for each layer."""
-        scalings = [self._structure.scaling(index) for index in range(len(trace.layers))]
-        orders = hindsight_orders(trace, queries, scalings)
+        orders = hindsight_orders(self._structure, trace, queries)
         for cell in cells:
             if cell.label == "hindsight":
-                keep = torch.full((orders[0].shape[0],), cell.budget.entries(self.tokens), dtype=torch.int64)
-                self._masks[id(cell)] = [keep_first(order, keep) for order in orders]
+                keep = self._uniform(cell, self._structure.kv_heads)
+                for layer, order in orders.items():
+                    self._masks[id(cell)][layer] = keep_first(order, keep)
                 self._forced[id(cell)] = False
 
     def of(self, cell: Cell) -> list[Tensor] | None:
@@ -135,14 +133,9 @@ class Selections:
         return self._forced[id(cell)]
 
     def bytes_kept(self, cell: Cell) -> int:
-        """Bytes of keys and values that the cell keeps."""
+        """Bytes of keys and values that the cell keeps, sliding windows included."""
         kept = sum(int(mask.sum()) for mask in self._masks[id(cell)])
         return kept * self._entry_bytes // (self._structure.layers * self._structure.kv_heads)
-
-    @property
-    def bytes_full(self) -> int:
-        """Bytes of the whole cache."""
-        return self._entry_bytes * self.tokens
 
 
 def _by_policy(cells: Iterable[Cell]) -> list[tuple[Policy, list[Cell]]]:

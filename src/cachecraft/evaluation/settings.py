@@ -98,6 +98,7 @@ def settings_record(subject: Subject, settings: Settings) -> dict[str, Any]:
         "scoring": list(settings.scoring),
         "selector": settings.selector or "each policy's own",
         "references": list(settings.references),
+        "not_compressed": subject.structure.note,
         "versions": {"torch": str(torch.__version__), "transformers": transformers.__version__},
         "threads": f"{torch.get_num_threads()}",
     }

@@ -25,12 +25,17 @@ from cachecraft.errors import RunError
 from cachecraft.policy.features import LayerFeatures
 from cachecraft.runtime.attention import LayerCall
 from cachecraft.runtime.features import SequenceFeatures, observe_prefill
+from cachecraft.runtime.gather import in_window
 from cachecraft.runtime.structure import ModelStructure
 
 
 @dataclass(frozen=True, eq=False)
 class TracedLayer:
-    """One layer's tensors: queries (H, T, D), keys and values (G, T, D), logsumexp (H, T) float32 or None."""
+    """One layer's tensors: queries (H, T, D), keys and values (G, T, D), logsumexp (H, T) float32 or None.
+
+    Of a layer with a sliding window, which no policy decides on: no queries, (H, 0, D), and of keys and values what
+    the window still shows to the next token.
+    """
 
     queries: Tensor
     keys: Tensor
@@ -56,6 +61,11 @@ class Trace:
         return sum(t.numel() * t.element_size() for t in self.tensors().values())
 
     @property
+    def full_bytes(self) -> int:
+        """Bytes of keys and values that the whole cache takes, sliding windows included."""
+        return sum(t.numel() * t.element_size() for layer in self.layers for t in (layer.keys, layer.values))
+
+    @property
     def bytes_per_entry(self) -> int:
         """Bytes of keys and values that one entry takes in all layers and heads together."""
         layer = self.layers[0]
@@ -63,7 +73,7 @@ class Trace:
         return width * int(layer.keys.shape[0]) * len(self.layers)
 
     def everything(self) -> list[Tensor]:
-        """The selection that keeps every entry: for each layer (G, T) bool."""
+        """The selection that keeps every entry: for each layer (G, T) bool, or what its sliding window shows."""
         return [torch.ones(layer.keys.shape[:2], dtype=torch.bool) for layer in self.layers]
 
     def without_queries(self) -> Trace:
@@ -89,7 +99,12 @@ def record(structure: ModelStructure, ids: Sequence[int]) -> Trace:
     layers: list[TracedLayer] = []
 
     def keep(call: LayerCall) -> None:
-        layers.append(TracedLayer(*call.alone()))
+        window = structure.windows[call.layer]
+        if window is None:
+            layers.append(TracedLayer(*call.alone()))
+        else:
+            shown = in_window(call.keys[0], window), in_window(call.values[0], window)
+            layers.append(TracedLayer(call.queries[0, :, :0].contiguous(), *shown, None))
 
     observe_prefill(structure, ids, keep)
     return Trace(tuple(ids), tuple(layers))
@@ -98,7 +113,7 @@ def record(structure: ModelStructure, ids: Sequence[int]) -> Trace:
 def layer_features(
     structure: ModelStructure, tokenizer: Any, trace: Trace, *, strict: bool = False
 ) -> Iterator[LayerFeatures]:
-    """The features of each layer in turn; those of a layer are released when the next one is asked for.
+    """The features of each compressed layer in turn; those of a layer are released when the next one is asked for.
 
     Args:
         structure: The model's structure.
@@ -107,7 +122,8 @@ def layer_features(
         strict: Compare checksums too, so that no write into the arrays goes unseen.
     """
     sequence = SequenceFeatures.of(structure, tokenizer, trace.ids)
-    for index, layer in enumerate(trace.layers):
+    for index in structure.compressed:
+        layer = trace.layers[index]
         features = sequence.layer(
             index, layer.queries, layer.keys, layer.values, layer.logsumexp, layers=len(trace.layers), strict=strict
         )

@@ -187,8 +187,9 @@ def hub_is_resolvable() -> bool:
 
 
 def require_causal(source: Source) -> None:
-    """Refuse, before any weights are read, a model that does not generate text."""
+    """Refuse, before any weights are read, a model that does not generate text or cannot be built."""
     config = AutoConfig.from_pretrained(source.location, **source.arguments)
+    compat.require_buildable_rotary(config)
     names = config.architectures or []
     if names and not any(name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for name in names):
         raise ModelError(f"{source.name} is a {', '.join(names)}, not a causal language model.")

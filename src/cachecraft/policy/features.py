@@ -16,6 +16,7 @@ from torch import Tensor
 from cachecraft.errors import FeatureError
 from cachecraft.policy.attention import local_received_attention, received_attention, window_attention
 from cachecraft.policy.rotary import RotaryTable
+from cachecraft.policy.softcap import capped_received, capped_rows
 from cachecraft.policy.view import Features
 
 __all__ = ["Features", "LayerFeatures", "RotaryTable"]
@@ -41,6 +42,7 @@ class LayerFeatures:
         output_projection: Tensor | None = None,
         positions: Tensor | None = None,
         scaling: float | None = None,
+        softcap: float | None = None,
         logsumexp: Tensor | None = None,
         special_mask: Tensor | None = None,
         punctuation_mask: Tensor | None = None,
@@ -59,8 +61,9 @@ class LayerFeatures:
             output_projection: (H, D, hidden), the part of the output matrix that each query head feeds.
             positions: (T,) int64 true positions; 0 … T-1 by default.
             scaling: Factor of the attention logits; D ** -0.5 by default.
-            logsumexp: (H, T) float32, log-sum-exp of the scaled causal logits; computed when first needed if
-                absent.
+            softcap: Limit of the scaled logits, for models that soft-cap them.
+            logsumexp: (H, T) float32, log-sum-exp of the scaled, capped causal logits; computed when first
+                needed if absent.
             special_mask: (T,) bool, which tokens are special ones.
             punctuation_mask: (T,) bool, which tokens are punctuation.
             seed: Derived from the content, for random choices.
@@ -85,6 +88,7 @@ class LayerFeatures:
             )
         self.layer, self.layers, self.seed = layer, layers, seed
         self.scaling = self.head_dim**-0.5 if scaling is None else scaling
+        self.softcap = softcap
         self.device = keys.device
         self._rotary = rotary
         self._strict = strict
@@ -189,16 +193,22 @@ class LayerFeatures:
         window = min(window, self.tokens)
         return self.cached(
             f"window_attention({window})",
-            lambda: window_attention(
-                self.given("queries")[:, self.tokens - window :], self.in_float32("keys"), self.scaling
-            ),
+            lambda: self._last_rows(self.given("queries")[:, self.tokens - window :], self.in_float32("keys")),
         )
+
+    def _last_rows(self, queries: Tensor, keys: Tensor) -> Tensor:
+        if self.softcap is not None:
+            return capped_rows(queries, keys, self.scaling, self.softcap)
+        return window_attention(queries, keys, self.scaling)
 
     def _receive(self) -> None:
         """One pass over the lower triangle: the received mass and, if not known, the normalisers."""
-        sums, norms = received_attention(
-            self.given("queries"), self.in_float32("keys"), self.scaling, self._given.get("logsumexp")
-        )
+        given = self.given("queries"), self.in_float32("keys"), self.scaling
+        norms = self._given.get("logsumexp")
+        if self.softcap is not None:
+            sums, norms = capped_received(*given, self.softcap, norms)
+        else:
+            sums, norms = received_attention(*given, norms)
         sums /= torch.arange(self.tokens, 0, -1, device=self.device)
         self.cached("attention_received", lambda: sums)
         if "logsumexp" not in self._given:
@@ -218,9 +228,11 @@ class LayerFeatures:
         norms = self._given.get("logsumexp", self._cache.get("logsumexp"))
         assert norms is not None
         span = min(span, self.tokens)
-        return self.cached(
-            f"local_attention_received({span})",
-            lambda: local_received_attention(
-                self.given("queries"), self.in_float32("keys"), self.scaling, norms.float(), span
-            ),
-        )
+        return self.cached(f"local_attention_received({span})", lambda: self._receive_locally(norms.float(), span))
+
+    def _receive_locally(self, norms: Tensor, span: int) -> Tensor:
+        given = self.given("queries"), self.in_float32("keys"), self.scaling
+        if self.softcap is None:
+            return local_received_attention(*given, norms, span)
+        sums, _ = capped_received(*given, self.softcap, norms, span)
+        return sums / torch.arange(self.tokens, 0, -1, device=self.device).clamp(max=span)

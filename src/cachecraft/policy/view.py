@@ -77,9 +77,19 @@ class Features:
         return self._layer.layers
 
     @property
+    def scaling(self) -> float:
+        """Factor of the attention logits, D ** -0.5 in most models."""
+        return self._layer.scaling
+
+    @property
     def seed(self) -> int:
         """Derived from the content; see :meth:`generator`."""
         return self._layer.seed
+
+    @property
+    def softcap(self) -> float | None:
+        """What the model squashes scaled logits with, as softcap * tanh(logits / softcap); None in most models."""
+        return self._layer.softcap
 
     @property
     def keys(self) -> Tensor:

@@ -86,6 +86,8 @@ def notes(summary: Summary, settings: dict[str, Any]) -> list[str]:
         f"Items: {tasks}; split {settings.get('split')}, {settings.get('length')} tokens, seed {settings.get('seed')}.",
         f"Model {settings.get('model')} in {settings.get('dtype')}; query-{settings.get('regime')} regime.",
     ]
+    if note := settings.get("not_compressed"):
+        lines.append(note)
     full = next((row for row in summary.rows if row.label == "full"), None)
     if full is not None:
         means = next(iter(full.cells.values())).by_task

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from cachecraft.errors import ModelError
-from cachecraft.runtime import compat
+from cachecraft.runtime import compat, kernels
 from cachecraft.runtime.cache import CompressedCache
 from cachecraft.runtime.packed import PackedCache
 
@@ -36,6 +36,9 @@ class LayerCall:
         keys: (B, G, N, D) post-RoPE keys of the new tokens.
         values: (B, G, N, D).
         logsumexp: (B, H, N) float32 of the scaled causal logits, or None where the kernel does not give it.
+        scaling: Factor of the dot products.
+        softcap: What the scaled logits are soft-capped at, or None.
+        window: How many entries a token sees, itself included, or None for all before it.
     """
 
     layer: int
@@ -43,6 +46,9 @@ class LayerCall:
     keys: Tensor
     values: Tensor
     logsumexp: Tensor | None
+    scaling: float
+    softcap: float | None = None
+    window: int | None = None
 
     def alone(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """The only row's queries (H, N, D), keys and values (G, S, D) and log-sum-exp (H, N) float32 or None.
@@ -59,7 +65,17 @@ Observer = Callable[[LayerCall], None]
 class Turn(Protocol):
     """A forward pass over new tokens of a batch, whose padding and eviction are its own business."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        *,
+        softcap: float | None,
+        window: int | None,
+    ) -> Tensor:
         """Attention of the new tokens: queries (B, H, N, D) over what is held and keys, values (B, G, N, D)."""
 
 
@@ -96,10 +112,10 @@ def attending(
     Other threads wait until the block ends, so it should not be left open across a `yield`.
 
     Raises:
-        ModelError: Inside the block: the model asks for soft-capping or a sliding window, or is given padding.
+        ModelError: Inside the block: the model is given padding or a static or quantised cache.
     """
     compat.register_attention(ATTENTION_NAME, _attention)
-    with _ONE_AT_A_TIME, nullcontext() if turn else _refusing_padding(model), _attended(cache):
+    with _ONE_AT_A_TIME, nullcontext() if turn else _refusing_what_is_not_ours(model), _attended(cache):
         before = model.config._attn_implementation
         token = _SESSION.set(_Session(cache, observer, turn))
         try:
@@ -129,15 +145,19 @@ def _attended(cache: CompressedCache | PackedCache | None) -> Iterator[None]:
 
 
 @contextmanager
-def _refusing_padding(model: PreTrainedModel) -> Iterator[None]:
-    """Refuse masks while the block runs: transformers would drop them without a word, padding's included."""
+def _refusing_what_is_not_ours(model: PreTrainedModel) -> Iterator[None]:
+    """Refuse masks while the block runs, which transformers would drop without a word, and caches of other kinds."""
+    keyword = compat.cache_keyword(model.base_model)
 
     def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        compat.require_growing_cache(kwargs.get(keyword))
         mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
-        if mask is not None and not (isinstance(mask, Tensor) and mask.dim() == 2 and bool(mask.all())):
-            raise ModelError(
-                "Padding and masks are not supported with CacheCraft's attention; run each text by itself, unpadded."
-            )
+        for each in mask.values() if isinstance(mask, dict) else [mask]:  # a dict: one for each kind of layer
+            if each is not None and not (isinstance(each, Tensor) and each.dim() == 2 and bool(each.all())):
+                raise ModelError(
+                    "Padding and masks are not supported with CacheCraft's attention; "
+                    "run each text by itself, unpadded."
+                )
 
     hook = model.base_model.register_forward_pre_hook(check, with_kwargs=True)
     try:
@@ -160,20 +180,22 @@ def _attention(
     session = _SESSION.get()
     if session is None:
         raise ModelError("The model is set to CacheCraft's attention outside of `with attending(...)`.")
-    for unsupported in ("softcap", "sliding_window"):
-        if kwargs.get(unsupported) is not None:
-            raise ModelError(f"{type(module).__name__} uses {unsupported}, which is not supported yet.")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
+    softcap, window = kwargs.get("softcap"), kwargs.get("sliding_window")
     logsumexp: Tensor | None = None
     if session.turn is not None:
-        output = session.turn.attend(layer, query, key, value, scale)
+        output = session.turn.attend(layer, query, key, value, scale, softcap=softcap, window=window)
+    elif isinstance(session.cache, CompressedCache):
+        output = session.cache.attend(layer, query, scale, softcap=softcap, window=window)
     elif session.cache is not None:
+        if softcap is not None:
+            raise ModelError(f"{type(module).__name__} soft-caps its logits, which no evaluation can do yet.")
         output = session.cache.attend(layer, query, scale)
     elif query.shape[2] == key.shape[2]:
-        output, logsumexp = compat.fused_causal_attention(query, key, value, scale)
+        output, logsumexp = kernels.causal_attention(query, key, value, scale, softcap=softcap, window=window)
     else:
         raise ModelError("A cache was used that the surrounding `with attending(..., cache=...)` does not know.")
     if session.observer is not None:
-        session.observer(LayerCall(layer, query, key, value, logsumexp))
+        session.observer(LayerCall(layer, query, key, value, logsumexp, scale, softcap, window))
     return output.transpose(1, 2).contiguous(), None

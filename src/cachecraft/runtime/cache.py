@@ -3,7 +3,8 @@
 Keys are stored as the model computed them, rotated by their true position, in text order. New tokens continue at
 the true position: `get_seq_length` returns how many tokens were seen, not how many are stored. Layers may hold
 different numbers of entries, and so may rows and kv heads of a layer; heads of equal length share a buffer, so
-nothing is padded and the memory taken is that of the entries kept.
+nothing is padded and the memory taken is that of the entries kept. A layer with a sliding window is not compressed:
+it holds what the window will still show to the next token, as in the stock cache.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from cachecraft.errors import ModelError
+from cachecraft.runtime.kernels import masked_attention, visible
 
 
 @dataclass(eq=False)
@@ -35,27 +37,31 @@ class _Block:
     values: Tensor
     filled: int
 
-    def with_room(self, new: int) -> _Block:
-        """A copy that `new` more tokens fit into."""
-        return _Block(
-            self.heads, _grown(self.keys, self.filled, new), _grown(self.values, self.filled, new), self.filled
-        )
+    def in_use(self, window: int | None, new: int = 0) -> slice:
+        """The slots that `new` tokens after the first ones of a sliding window may see; all of them without one."""
+        return slice(0 if window is None else max(0, self.filled - new - window + 1), self.filled)
+
+    def with_room(self, new: int, window: int | None) -> _Block:
+        """A copy, without what a sliding window hides, that `new` more tokens fit into."""
+        used = self.in_use(window)
+        keys, values = _grown(self.keys[:, used], new), _grown(self.values[:, used], new)
+        return _Block(self.heads, keys, values, used.stop - used.start)
 
     def of(self, heads: Tensor) -> Tensor:
         """This block's part of (B * G, …)."""
         return heads if self.heads is None else heads.index_select(0, self.heads)
 
 
-def _grown(buffer: Tensor, filled: int, new: int) -> Tensor:
-    larger = buffer.new_empty(buffer.shape[0], filled + new, buffer.shape[2])
-    larger[:, :filled] = buffer[:, :filled]
+def _grown(used: Tensor, new: int) -> Tensor:
+    larger = used.new_empty(used.shape[0], used.shape[1] + new, used.shape[2])
+    larger[:, : used.shape[1]] = used
     return larger
 
 
 class CompressedLayer(DynamicLayer):
     """One layer's entries, of B rows with G kv heads each."""
 
-    def __init__(self, keys: Tensor, values: Tensor, lengths: Tensor, seen: int) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, lengths: Tensor, seen: int, *, window: int | None = None) -> None:
         """Take over stored entries.
 
         Args:
@@ -63,16 +69,20 @@ class CompressedLayer(DynamicLayer):
             values: (S, D) likewise.
             lengths: (B, G) int64 entries of each head, summing to S.
             seen: How many tokens of the sequence have been seen: the next one's position.
+            window: How many entries a token of a layer with a sliding window sees, itself included. The layer then
+                holds its newest entries, at most `window` - 1 of each head.
 
         Raises:
             ModelError: Shapes that do not fit each other, or a head without an entry.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen = seen
+        self.window = window
         self.is_initialized = True
         self.rows, self.kv_heads = lengths.shape
         counts: list[int] = lengths.flatten().tolist()
-        if min(counts) < 1 or not sum(counts) == keys.shape[0] == values.shape[0] or seen < max(counts):
+        least = 1 if window is None else 0  # a window of one entry keeps none
+        if min(counts) < least or not sum(counts) == keys.shape[0] == values.shape[0] or seen < max(counts):
             raise ModelError(
                 f"Lengths {lengths.tolist()} do not fit {keys.shape[0]} keys and {values.shape[0]} values of "
                 f"{seen} tokens; every head needs at least one entry and at most one for each token."
@@ -82,7 +92,8 @@ class CompressedLayer(DynamicLayer):
     def reserve(self, new: int) -> None:
         """Make room for `new` more tokens, so that adding them copies nothing else."""
         self._blocks = [
-            block if block.keys.shape[1] >= block.filled + new else block.with_room(new) for block in self._blocks
+            block if block.keys.shape[1] >= block.filled + new else block.with_room(new, self.window)
+            for block in self._blocks
         ]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -98,24 +109,28 @@ class CompressedLayer(DynamicLayer):
         self.seen += new
         return key_states, value_states
 
-    def attend(self, query: Tensor, scale: float) -> Tensor:
+    def attend(self, query: Tensor, scale: float, softcap: float | None = None) -> Tensor:
         """Attention of the newest tokens' queries, (B, H, N, D), each over its head's entries; (B, H, N, D).
 
-        To be asked after `update`: new token i sees everything but the new tokens after it.
+        To be asked after `update`: new token i sees everything, or all that its window shows, but the new tokens
+        after it. `softcap` limits the scaled logits.
         """
         rows, heads, new, width = query.shape
         # The query heads of a kv head become rows of one matrix, so that no key is repeated for its group.
         folded = query.reshape(rows * self.kv_heads, -1, width)  # (B * G, H/G * N, D)
         output = folded.new_empty(*folded.shape[:2], self._blocks[0].values.shape[-1])
         for block in self._blocks:
-            keys, values = block.keys[:, : block.filled], block.values[:, : block.filled]
-            attended = torch.nn.functional.scaled_dot_product_attention(
-                block.of(folded).unsqueeze(1),
-                keys.unsqueeze(1),
-                values.unsqueeze(1),
-                attn_mask=_visible(block.filled, new, heads // self.kv_heads, query.device),
-                scale=scale,
-            ).squeeze(1)
+            used = block.in_use(self.window, new)
+            keys, values = block.keys[:, used], block.values[:, used]
+            seen = visible(keys.shape[1], new, query.device, window=self.window)
+            seen = None if seen is None else seen.repeat(heads // self.kv_heads, 1)
+            own = block.of(folded)
+            if softcap is not None:
+                attended, _ = masked_attention(own, keys, values, scale, softcap=softcap, seen=seen)
+            else:
+                attended = torch.nn.functional.scaled_dot_product_attention(
+                    own.unsqueeze(1), keys.unsqueeze(1), values.unsqueeze(1), attn_mask=seen, scale=scale
+                ).squeeze(1)
             if block.heads is None:
                 output = attended
             else:
@@ -135,7 +150,8 @@ class CompressedLayer(DynamicLayer):
         """(B, G) int64, on the CPU: entries in use by each row and kv head."""
         lengths = torch.empty(self.rows * self.kv_heads, dtype=torch.int64)
         for block in self._blocks:
-            lengths[slice(None) if block.heads is None else block.heads.cpu()] = block.filled
+            used = block.in_use(self.window)
+            lengths[slice(None) if block.heads is None else block.heads.cpu()] = used.stop - used.start
         return lengths.view(self.rows, self.kv_heads)
 
     def entries(self) -> tuple[Tensor, Tensor]:
@@ -143,16 +159,22 @@ class CompressedLayer(DynamicLayer):
         heads: dict[int, tuple[Tensor, Tensor]] = {}
         for block in self._blocks:
             order = range(self.rows * self.kv_heads) if block.heads is None else block.heads.tolist()
+            used = block.in_use(self.window)
             for place, head in enumerate(order):
-                heads[head] = block.keys[place, : block.filled], block.values[place, : block.filled]
+                heads[head] = block.keys[place, used], block.values[place, used]
         pairs = [heads[head] for head in range(len(heads))]
         return torch.cat([keys for keys, _ in pairs]), torch.cat([values for _, values in pairs])
 
     @property
     def bytes(self) -> int:
         """Bytes of the keys and values in use."""
-        sides = [side[:, : block.filled] for block in self._blocks for side in (block.keys, block.values)]
-        return sum(side.numel() * side.element_size() for side in sides)
+        return self.bytes_per_entry * int(self.lengths.sum())
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes that the layer would take if nothing was evicted: all tokens, or all that its window shows."""
+        entries = self.seen if self.window is None else min(self.seen, self.window - 1)
+        return self.bytes_per_entry * self.rows * self.kv_heads * entries
 
     @property
     def bytes_per_entry(self) -> int:
@@ -164,7 +186,7 @@ class CompressedLayer(DynamicLayer):
         """A copy with room for `new` more tokens."""
         copy = object.__new__(CompressedLayer)
         copy.__dict__ |= self.__dict__
-        copy._blocks = [block.with_room(new) for block in self._blocks]
+        copy._blocks = [block.with_room(new, self.window) for block in self._blocks]
         return copy
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -179,8 +201,8 @@ class CompressedLayer(DynamicLayer):
 
 def _blocks(keys: Tensor, values: Tensor, counts: Sequence[int]) -> list[_Block]:
     if len(set(counts)) == 1:
-        shape = (len(counts), counts[0], -1)
-        return [_Block(None, keys.view(shape), values.view(shape), counts[0])]
+        shape = (len(counts), counts[0])
+        return [_Block(None, keys.view(*shape, keys.shape[-1]), values.view(*shape, values.shape[-1]), counts[0])]
     by_length: dict[int, list[int]] = {}
     for head, count in enumerate(counts):
         by_length.setdefault(count, []).append(head)
@@ -194,14 +216,6 @@ def _blocks(keys: Tensor, values: Tensor, counts: Sequence[int]) -> list[_Block]
         )
         for count, heads in by_length.items()
     ]
-
-
-def _visible(filled: int, new: int, group: int, device: torch.device) -> Tensor | None:
-    """Which of `filled` entries each of the last `new` tokens may see, (group * N, S) bool, or None for all."""
-    if new == 1:
-        return None
-    last = torch.arange(filled - new, filled, device=device)
-    return (torch.arange(filled, device=device) <= last.unsqueeze(1)).repeat(group, 1)
 
 
 class CompressedCache(Cache):
@@ -237,9 +251,28 @@ class CompressedCache(Cache):
             raise ModelError("A compressed cache takes new tokens only inside `with attending(model, cache=...)`.")
         return self.compressed[layer_idx].update(key_states, value_states)
 
-    def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
-        """Attention of the newest tokens' queries, (B, H, N, D), over all entries of a layer; (B, H, N, D)."""
-        return self.compressed[layer].attend(query, scale)
+    def attend(
+        self, layer: int, query: Tensor, scale: float, *, softcap: float | None = None, window: int | None = None
+    ) -> Tensor:
+        """Attention of the newest tokens' queries, (B, H, N, D), over a layer's entries; (B, H, N, D).
+
+        Args:
+            layer: The layer.
+            query: The queries.
+            scale: Factor of the dot products.
+            softcap: Limit of the scaled logits.
+            window: How many entries a token sees by the model's settings, itself included.
+
+        Raises:
+            ModelError: The layer has evicted entries and its window has now begun to move past the text's beginning.
+        """
+        held = self.compressed[layer]
+        if held.window != window and not (held.window is None and window is not None and held.seen <= window):
+            raise ModelError(
+                f"Layer {layer} attends to the last {window or held.seen} of {held.seen} tokens, which is not what its "
+                f"entries were kept for (the last {held.window or held.seen}); use fewer tokens or make the cache anew."
+            )
+        return held.attend(query, scale, softcap)
 
     def fork(self, new: int) -> CompressedCache:
         """A copy with room for `new` more tokens; this one stays as it is, whatever the copy is used for."""

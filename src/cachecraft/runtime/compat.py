@@ -1,8 +1,8 @@
-"""What differs between transformers releases and model classes, in one place.
+"""What differs between transformers releases, in one place.
 
 Everything else in CacheCraft calls the functions here and never asks for a version. A release outside
-`SUPPORTED_TRANSFORMERS` or a model class outside `SUPPORTED_MODELS` is refused, since a changed internal
-would otherwise go on "working" on the wrong tensors.
+`SUPPORTED_TRANSFORMERS` is refused, since a changed internal would otherwise go on "working" on the wrong tensors.
+What differs between model classes is in `cachecraft.runtime.families`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import torch
 import transformers
 from packaging.version import Version
 from torch import Tensor
-from transformers import AttentionInterface, GenerationConfig, PreTrainedModel
+from transformers import AttentionInterface, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import StaticLayer
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cachecraft.errors import ModelError
 
 SUPPORTED_TRANSFORMERS = ("5.2", "5.25")  # from, up to but not including
-SUPPORTED_MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM")
 VOCABULARY_PART = 2048  # rows of the output layer multiplied at a time where only the best token is wanted
 FEW_QUERIES = 8  # up to this many a row, plain products are faster on a CPU than the fused kernel's blocks
 
@@ -42,28 +43,48 @@ def require_transformers() -> None:
         )
 
 
-def require_model(model: PreTrainedModel, *, force: bool = False) -> None:
-    """Refuse a model class whose attention CacheCraft was not tested with.
-
-    Args:
-        model: The model about to be used.
-        force: Go on with an untested class; its scores may be computed on the wrong queries.
+def require_replaceable_attention(model: PreTrainedModel) -> None:
+    """Refuse a model that does not ask the registry of attention functions for its own.
 
     Raises:
-        ModelError: The class is not in `SUPPORTED_MODELS`, or its layers use a sliding window.
+        ModelError: The model's code attends by itself.
     """
-    require_transformers()
-    name = type(model).__name__
-    if name not in SUPPORTED_MODELS and not force:
+    if not getattr(model, "_supports_attention_backend", False):
         raise ModelError(
-            f"Models of class {name} are not supported yet (supported: {', '.join(SUPPORTED_MODELS)}); "
-            "--force tries it all the same."
+            f"{type(model).__name__} attends in its own code, which CacheCraft cannot replace; "
+            "use a model class that supports transformers' attention interface."
         )
-    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
+
+
+def require_growing_cache(cache: Any) -> None:
+    """Refuse a cache whose entries are not plain tensors that grow by appending.
+
+    Raises:
+        ModelError: The cache has a fixed size or quantised entries.
+    """
+    for layer in getattr(cache, "layers", ()):
+        quantised = any("Quantized" in base.__name__ for base in type(layer).__mro__)
+        if quantised or isinstance(layer, StaticLayer):
+            raise ModelError(
+                f"A {'quantised' if quantised else 'static'} cache ({type(cache).__name__}) cannot be compressed; "
+                "leave the cache to CacheCraft or use a dynamic one."
+            )
+
+
+def require_buildable_rotary(config: PreTrainedConfig) -> None:
+    """Refuse settings whose rotary embedding the installed transformers cannot build, before it tries.
+
+    Raises:
+        ModelError: The type of a rotary embedding is unknown.
+    """
+    settings = getattr(config, "rope_parameters", None) or {}
+    # Either one embedding's settings, or those of several kinds of layers by name.
+    each = [part for part in settings.values() if isinstance(part, dict)] or [settings]
+    types = {str(part.get("rope_type", "default")) for part in each}
+    if unknown := sorted(types - {"default", *ROPE_INIT_FUNCTIONS}):
         raise ModelError(
-            f"{name} has layers of kind {', '.join(sorted(kinds - {'full_attention'}))}; "
-            "only models whose layers all attend to the whole context are supported yet."
+            f"The model's config.json asks for a rotary embedding of type {unknown[0]!r}, which transformers "
+            f"{transformers.__version__} does not know; correct the file or install a release that does."
         )
 
 
@@ -134,14 +155,16 @@ def hidden_states(model: PreTrainedModel, ids: Tensor, positions: Tensor, cache:
 def logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """Next-token logits, (..., vocabulary) float32, of final hidden states (..., hidden)."""
     result: Tensor = model.get_output_embeddings()(hidden)
-    return result.float()
+    result = result.float()
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    return result if cap is None else torch.tanh(result / cap) * cap
 
 
 def best_tokens(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """The most likely next token, (M,) int64, of final hidden states (M, hidden); of equals the lowest id.
 
     On a CPU the vocabulary is passed over in parts that stay in its cache: few rows times a large vocabulary is
-    limited by memory, and the logits themselves are not needed.
+    limited by memory, and the logits themselves are not needed, nor is a soft-cap, which changes no order.
     """
     head = model.get_output_embeddings()
     if type(head) is not torch.nn.Linear or head.bias is not None or hidden.device.type != "cpu":
@@ -160,21 +183,6 @@ def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
     if not isinstance(layers, torch.nn.ModuleList):
         raise ModelError(f"{type(model).__name__} keeps its decoder layers where CacheCraft does not look for them.")
     return layers
-
-
-def rotary_tables(model: PreTrainedModel, length: int) -> tuple[Tensor, Tensor]:
-    """The rotary tables of positions 0 … length-1, as the model itself computes them.
-
-    Returns:
-        cos, sin: (length, R) float32, R the rotated width, with the attention factor of the model's rope scaling.
-    """
-    rotary = getattr(model.base_model, "rotary_emb", None)
-    if rotary is None:
-        raise ModelError(f"{type(model).__name__} has no rotary embedding; CacheCraft supports rotary models only.")
-    device = model.device
-    probe = torch.zeros(1, 1, 1, device=device, dtype=torch.float32)
-    cos, sin = rotary(probe, torch.arange(length, device=device).unsqueeze(0))
-    return cos[0].float(), sin[0].float()
 
 
 def attention_with_lse(

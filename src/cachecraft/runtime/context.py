@@ -25,6 +25,7 @@ from cachecraft.runtime.cache import CompressedCache, CompressedLayer
 from cachecraft.runtime.context_file import ContextRecord, read_context, write_context
 from cachecraft.runtime.eviction import Budgeted, Eviction, Kept
 from cachecraft.runtime.features import SequenceFeatures, observe_prefill
+from cachecraft.runtime.gather import window_layer
 from cachecraft.runtime.structure import ModelStructure
 
 
@@ -58,18 +59,33 @@ class CompressedContext:
 
     @property
     def kept(self) -> Tensor:
-        """(L, G) int64: entries kept by each layer and kv head."""
+        """(L, G) int64: entries kept by each layer and kv head; in a layer with a sliding window, the window's."""
         return self._cache.lengths[:, 0]
 
     @property
+    def compressed_layers(self) -> tuple[int, ...]:
+        """The layers that the policy decided on and the budget is for; the others keep their sliding windows."""
+        return self._structure.compressed
+
+    @property
     def bytes(self) -> int:
-        """Bytes of the keys and values held."""
+        """Bytes of the keys and values held, sliding windows included."""
         return self._cache.bytes
 
     @property
     def full_bytes(self) -> int:
-        """Bytes that the keys and values of all tokens would take."""
-        return sum(layer.bytes_per_entry * layer.kv_heads * layer.seen for layer in self._cache.compressed)
+        """Bytes that they would take if nothing was evicted, sliding windows included."""
+        return sum(layer.full_bytes for layer in self._cache.compressed)
+
+    @property
+    def window_bytes(self) -> int:
+        """How many of both are those of layers with a sliding window, which are not compressed."""
+        return sum(layer.bytes for layer in self._cache.compressed if layer.window is not None)
+
+    @property
+    def note(self) -> str:
+        """What was not compressed, in one sentence; empty if all layers were."""
+        return self._structure.note
 
     def ask(self, question: str, *, max_new_tokens: int = 128, answer_prefix: str = "") -> str:
         """Answer a question about the text, greedily.
@@ -108,6 +124,7 @@ class CompressedContext:
                 f"Context ({self.tokens} tokens), question ({len(prompt)}) and answer (up to {max_new_tokens}) exceed "
                 f"the model's context of {self._structure.context}; ask for less or read a shorter text."
             )
+        self._structure.require_room(total, read=self.tokens)
         return self._pieces(prompt, max_new_tokens, on_token)
 
     def _pieces(self, prompt: tuple[int, ...], max_new_tokens: int, on_token: Callable[[int], None]) -> Iterator[str]:
@@ -218,19 +235,21 @@ def prefill(
     if not ids:
         raise ModelError("The text has no tokens; give one that is not empty.")
     eviction = Eviction(asked, SequenceFeatures.of(structure, tokenizer, ids))
-    layers: list[CompressedLayer] = []
+    layers: dict[int, CompressedLayer] = {}
 
-    def take(kept: Kept) -> None:
-        layers.append(CompressedLayer(kept.keys, kept.values, kept.counts.unsqueeze(0), len(ids)))
+    def take(layer: int, kept: Kept) -> None:
+        layers[layer] = CompressedLayer(kept.keys, kept.values, kept.counts.unsqueeze(0), len(ids))
 
     def see(call: LayerCall) -> None:
-        kept = eviction.see(call.layer, *call.alone())
-        if kept is not None:
-            take(kept)
+        window = structure.windows[call.layer]
+        if window is not None:
+            layers[call.layer] = window_layer(call.keys[0], call.values[0], window)
+        elif (kept := eviction.see(call.layer, *call.alone())) is not None:
+            take(call.layer, kept)
 
     observe_prefill(structure, ids, see)
-    for kept in eviction.rest():
-        take(kept)
+    for layer, kept in eviction.rest():
+        take(layer, kept)
     gap = "" if not text or text.endswith("\n") else "\n"
     return CompressedContext(
         asked.policy.name,
@@ -240,6 +259,6 @@ def prefill(
         tokenizer,
         around,
         gap,
-        CompressedCache(layers),
+        CompressedCache([layers[layer] for layer in range(structure.layers)]),
         eviction.seconds,
     )

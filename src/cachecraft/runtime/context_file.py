@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from cachecraft.chat import Frame
 from cachecraft.errors import ModelError
+from cachecraft.runtime import families
 from cachecraft.runtime.cache import CompressedCache, CompressedLayer
 from cachecraft.runtime.structure import ModelStructure
 
@@ -97,6 +98,7 @@ def read_context(path: Path, structure: ModelStructure) -> tuple[CompressedCache
                     file.get_tensor(f"{index}.values").to(structure.device(index)),
                     lengths[index : index + 1],
                     tokens,
+                    window=structure.windows[index],
                 )
                 for index in range(structure.layers)
             ]
@@ -129,7 +131,7 @@ def _require_same_model(path: Path, metadata: dict[str, str], structure: ModelSt
 
 
 def model_fingerprint(model: PreTrainedModel) -> str:
-    """SHA-256 over the class, the rotary settings and a few numbers of every weight of a model.
+    """SHA-256 over the class, the settings of its attention and a few numbers of every weight of a model.
 
     Two models of one architecture differ in it; where a model lies, its device and the transformers release do not
     count.
@@ -137,6 +139,8 @@ def model_fingerprint(model: PreTrainedModel) -> str:
     rotary = getattr(model.config, "rope_parameters", None)
     digest = hashlib.sha256(type(model).__name__.encode())
     digest.update(json.dumps(rotary, sort_keys=True, default=str).encode())
+    if special := families.special_attention(model):
+        digest.update(json.dumps(special).encode())
     for name, weight in model.named_parameters():
         flat = weight.detach().reshape(-1)
         step = max(1, flat.numel() // _SAMPLED)

@@ -105,7 +105,7 @@ class Eviction:
         """Decide on a layer; None if its budget depends on layers that come later (see `rest`).
 
         Args:
-            layer: Index of the layer; layers come in the model's order.
+            layer: Index of the layer, which attends to the whole sequence; such layers come in the model's order.
             queries: (H, T, D) contiguous, post-RoPE.
             keys: (G, T, D) contiguous, post-RoPE.
             values: (G, T, D) contiguous.
@@ -125,8 +125,8 @@ class Eviction:
         keys, values, counts = kept_entries(features.given("keys"), features.given("values"), mask.unsqueeze(0))
         return Kept(keys, values, counts[0])
 
-    def rest(self) -> Iterator[Kept]:
-        """What is kept of each layer that had to wait, in order, once all layers were seen."""
+    def rest(self) -> Iterator[tuple[int, Kept]]:
+        """What is kept of each layer that had to wait, with its index and in order, once all layers were seen."""
         if not self._waiting:
             return
         layers = len(self._waiting)
@@ -140,7 +140,7 @@ class Eviction:
                 scored = score(self._policy, features, own) if scored.read_keep else scored
                 decision = select(self._policy, scored, own, features)
                 kept = self._kept(features, decision.mask, decision.forced)
-            yield kept
+            yield features.layer, kept
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cachecraft.errors import ModelError
 from cachecraft.policy.features import LayerFeatures, RotaryTable
-from cachecraft.runtime import compat
+from cachecraft.runtime import compat, families
 from cachecraft.runtime.attention import LayerCall, Observer, attending
 from cachecraft.runtime.slices import token_slices
 from cachecraft.runtime.structure import ModelStructure
@@ -29,7 +29,7 @@ class SequenceFeatures:
     Attributes:
         structure: The model's structure.
         ids: The tokens, T of them.
-        rotary: The model's rotation, up to the last position and a margin.
+        rotary: For each compressed layer the model's rotation, up to the last position and a margin.
         special, punctuation: (T,) bool, which tokens are special ones, which are nothing but punctuation; None where
             no tokenizer is known, and policies that need them are refused.
         positions: (T,) int64 true positions; None for 0 … T-1.
@@ -37,7 +37,7 @@ class SequenceFeatures:
 
     structure: ModelStructure
     ids: tuple[int, ...]
-    rotary: RotaryTable
+    rotary: Mapping[int, RotaryTable]
     special: Tensor | None
     punctuation: Tensor | None
     positions: Tensor | None = None
@@ -65,7 +65,7 @@ class SequenceFeatures:
         """The features of one layer.
 
         Args:
-            index: The layer.
+            index: The layer, one of those that are compressed.
             queries: (H, T, D), post-RoPE.
             keys: (G, T, D), post-RoPE.
             values: (G, T, D).
@@ -74,6 +74,8 @@ class SequenceFeatures:
             strict: Compare checksums too, so that no write into the arrays goes unseen.
         """
         device = keys.device
+        rotary = self.rotary[index]
+        projection = self.structure.output_projection(index)
 
         def here(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(device)
@@ -84,9 +86,10 @@ class SequenceFeatures:
             queries,
             layer=index,
             layers=layers or self.structure.layers,
-            rotary=RotaryTable(self.rotary.cos.to(device), self.rotary.sin.to(device)),
-            output_projection=self.structure.output_projection(index).to(device),
+            rotary=RotaryTable(rotary.cos.to(device), rotary.sin.to(device)),
+            output_projection=None if projection is None else projection.to(device),
             scaling=self.structure.scaling(index),
+            softcap=self.structure.softcap,
             positions=here(self.positions),
             logsumexp=logsumexp,
             special_mask=here(self.special),
@@ -111,10 +114,12 @@ def observe_prefill(structure: ModelStructure, ids: Sequence[int], observer: Obs
         raise ModelError("The text has no tokens; give one that is not empty.")
     structure.require_room(len(ids))
     model = structure.model
+    windows = families.windows(model)
     seen: list[int] = []
 
     def watched(call: LayerCall) -> None:
         seen.append(call.layer)
+        require_expected(structure, call.layer, (call.scaling, call.softcap, call.window), windows[call.layer])
         observer(call)
 
     tokens = torch.tensor([list(ids)], device=model.device)
@@ -125,6 +130,28 @@ def observe_prefill(structure: ModelStructure, ids: Sequence[int], observer: Obs
         raise ModelError(
             f"{type(model).__name__} showed CacheCraft the attention of layers {seen} instead of each of its "
             f"{structure.layers} layers once; this model or transformers release cannot be used."
+        )
+
+
+def require_expected(
+    structure: ModelStructure, layer: int, found: tuple[float, float | None, int | None], window: int | None
+) -> None:
+    """Refuse a layer that attends otherwise than its settings say.
+
+    Args:
+        structure: The model's structure.
+        layer: Index of the layer.
+        found: The scaling, soft-cap and window that it was called with.
+        window: What `families.windows` says of it.
+
+    Raises:
+        ModelError: They differ.
+    """
+    expected = structure.scaling(layer), structure.softcap, window
+    if found != expected:
+        raise ModelError(
+            f"Layer {layer} of {type(structure.model).__name__} attends with (scaling, soft-cap, window) {found} where "
+            f"its settings say {expected}; this model or transformers release cannot be used."
         )
 
 

@@ -29,7 +29,9 @@ def kept_entries(keys: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Te
     return kept[0], kept[1], mask.sum(dim=-1).cpu()
 
 
-def compressed_layer(keys: Tensor, values: Tensor, mask: Tensor, *, seen: int) -> CompressedLayer:
+def compressed_layer(
+    keys: Tensor, values: Tensor, mask: Tensor, *, seen: int, window: int | None = None
+) -> CompressedLayer:
     """A layer whose rows are different selections from one sequence.
 
     Args:
@@ -37,23 +39,44 @@ def compressed_layer(keys: Tensor, values: Tensor, mask: Tensor, *, seen: int) -
         values: (G, T, D).
         mask: (B, G, T) bool, the kept entries of each of B rows; every head keeps at least one.
         seen: Tokens seen so far: the position of the next token.
+        window: The layer's sliding window; the mask then keeps what `in_window` leaves.
 
     Raises:
         ModelError: A head keeps nothing.
     """
-    return CompressedLayer(*kept_entries(keys, values, mask), seen)
+    return CompressedLayer(*kept_entries(keys, values, mask), seen, window=window)
 
 
-def compressed_cache(layers: Sequence[tuple[Tensor, Tensor]], masks: Sequence[Tensor], *, seen: int) -> CompressedCache:
+def in_window(dense: Tensor, window: int) -> Tensor:
+    """What a sliding window will still show of (..., T, D) to the next token: the last `window` - 1 entries."""
+    return dense[..., max(0, dense.shape[-2] - window + 1) :, :].contiguous()
+
+
+def window_layer(keys: Tensor, values: Tensor, window: int) -> CompressedLayer:
+    """A layer with a sliding window, whose one row holds what the window still shows of (G, T, D) keys and values."""
+    held = in_window(keys, window), in_window(values, window)
+    mask = torch.ones(1, *held[0].shape[:2], dtype=torch.bool)
+    return compressed_layer(*held, mask, seen=keys.shape[1], window=window)
+
+
+def compressed_cache(
+    layers: Sequence[tuple[Tensor, Tensor]],
+    masks: Sequence[Tensor],
+    *,
+    seen: int,
+    windows: Sequence[int | None] | None = None,
+) -> CompressedCache:
     """A cache whose rows are different selections from one sequence; see `compressed_layer`.
 
     Args:
-        layers: For each layer its dense keys and values, (G, T, D) each.
+        layers: For each layer its dense keys and values, (G, T, D) each; of a sliding window, what `in_window` leaves.
         masks: For each layer (B, G, T) bool.
         seen: Tokens seen so far.
+        windows: For each layer its sliding window, or None; by default there are none.
     """
+    each = zip(layers, masks, windows or [None] * len(layers), strict=True)
     return CompressedCache(
-        [compressed_layer(keys, values, mask, seen=seen) for (keys, values), mask in zip(layers, masks, strict=True)]
+        [compressed_layer(keys, values, mask, seen=seen, window=window) for (keys, values), mask, window in each]
     )
 
 
