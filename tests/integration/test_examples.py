@@ -29,6 +29,13 @@ def test_a_compressed_text_answers_its_questions(capsys: pytest.CaptureFixture[s
     assert "six" in told
 
 
+def test_a_batch_of_prompts_is_answered_from_compressed_caches(capsys: pytest.CaptureFixture[str]) -> None:
+    run("generate_batch.py")
+    told = capsys.readouterr().out
+    assert "red cabinet" in told
+    assert "six" in told
+
+
 def test_policies_can_be_compared(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,13 @@ def test_an_assistant_and_the_models_own_settings_are_seen(tiny_llama, tiny_qwen
         assert tiny_llama.generate(IDS, **SETTINGS, num_beams=1).shape[0] == 1
 
 
+def test_a_kind_of_cache_that_comes_with_the_model_is_passed_over(tiny_llama, monkeypatch) -> None:
+    wanted = tiny_llama.generate(IDS, **SETTINGS)
+    monkeypatch.setattr(tiny_llama.generation_config, "cache_implementation", "static")
+    with compress(tiny_llama, policy="knorm", ratio=0.0):
+        assert torch.equal(tiny_llama.generate(IDS, **SETTINGS), wanted)
+
+
 def test_caches_of_another_kind_are_refused(tiny_llama) -> None:
     static = StaticCache(config=tiny_llama.config, max_cache_len=60)
     refuse_in_block(tiny_llama, "A StaticCache cannot be compressed", IDS, cache=static)
@@ -186,11 +193,14 @@ def test_an_interrupted_reading_leaves_cache_and_model_as_they_were(tiny_model, 
 def test_a_cache_of_an_interrupted_step_is_not_used_again(tiny_model, monkeypatch) -> None:
     from cachecraft.runtime.turns import Decoding
 
+    def interrupted(*arguments: Any, **settings: Any) -> Any:
+        raise KeyboardInterrupt
+
     cache = DynamicCache()
     with compress(tiny_model, policy="knorm", ratio=0.5):
         tiny_model.generate(IDS, **SETTINGS, cache=cache)
         with monkeypatch.context() as patch:
-            patch.setattr(Decoding, "attend", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt()))
+            patch.setattr(Decoding, "attend", interrupted)
             with pytest.raises(KeyboardInterrupt), torch.no_grad():
                 tiny_model(torch.tensor([[5]]), cache=cache)
         with pytest.raises(ModelError, match="interrupted forward pass"), torch.no_grad():

@@ -20,7 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from cachecraft.errors import ModelError
 from cachecraft.policy.contract import Policy
-from cachecraft.runtime import compat
+from cachecraft.runtime import compat, rope
 from cachecraft.runtime.attention import attending, running
 from cachecraft.runtime.eviction import Budgeted
 from cachecraft.runtime.new_tokens import NewTokens
@@ -43,7 +43,7 @@ class CompressedPrompt:
         tokens: Tokens of each row, padding left out; those of earlier turns on the same cache are counted in.
         kept: (L, B, G) int64: entries held of each layer, row and kv head, held-back tokens included.
         bytes: Bytes of the keys and values held.
-        full_bytes: Bytes that the keys and values of all tokens would take.
+        full_bytes: Bytes that the keys and values of all tokens would take, or of all that sliding windows show.
         scoring_seconds: What the policy's features, scores and selection took.
         forced: Protection filled the whole budget, so that the policy's scores decided nothing.
     """
@@ -70,6 +70,7 @@ class Compression:
         inner = structure.model.base_model
         self._names = [name for name in inspect.signature(type(inner).forward).parameters if name != "self"]
         self._cache_name = compat.cache_keyword(inner)
+        self._switch = rope.switch(structure.model)
         self.policy = asked.policy.name
         self.last: CompressedPrompt | None = None
 
@@ -81,7 +82,7 @@ class Compression:
         cache = self._cache_of(call)
         held = held_layers(cache)
         new = NewTokens.of(call, held[0].seen if held else 0, held[0].pads if held else None)
-        self._structure.require_room(int(new.positions.max()) + 1)
+        self._require_room(new, held)
         call |= {"position_ids": new.positions, "attention_mask": None, self._cache_name: cache}
         columns = new.ids.shape[1]
         with torch.no_grad():
@@ -89,6 +90,17 @@ class Compression:
                 with attending(self._structure.model, turn=Decoding(held)):
                     return original(**call)
             return self._read(original, call, cache, held, new)
+
+    def _require_room(self, new: NewTokens, held: list[TurnLayer]) -> None:
+        """Refuse rows that are longer than the model's context, or that it would rotate differently."""
+        lengths = (new.positions.amax(dim=1) + 1).tolist()
+        read = held[0].seen - min(new.pads) if held else None
+        self._structure.require_room(max(lengths), read=read)
+        if self._switch is not None and min(lengths) <= self._switch < max(lengths):
+            raise ModelError(
+                f"The model rotates keys otherwise in texts of more than {self._switch} tokens, so rows of "
+                f"{min(lengths)} and {max(lengths)} tokens would disturb each other in one batch; run them apart."
+            )
 
     def _cache_of(self, call: dict[str, Any]) -> DynamicCache:
         """The call's cache, a new one where the model would make it."""
@@ -139,6 +151,12 @@ class Compression:
         self, original: Callable[..., Any], inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         """`generate`, after what cannot work was refused: beam search would fail only once the prompt was read."""
+        own = self._structure.model.generation_config
+        if own is not None and own.cache_implementation and not kwargs.get(self._cache_name):
+            # Some models come with a kind of cache of their own; what the caller asks for goes first and is looked at.
+            kwargs.setdefault(
+                "cache_implementation", getattr(generation_config, "cache_implementation", None) or "dynamic"
+            )
         if problem := compat.undecodable(self._structure.model, generation_config, kwargs):
             raise ModelError(
                 f"A compressed cache does not work with {problem}; decode greedily or by sampling, with the default "
@@ -248,7 +266,10 @@ def _prompt(layers: list[TurnLayer], reading: Reading) -> CompressedPrompt:
         tokens=tokens,
         kept=torch.stack([layer.lengths for layer in layers]),
         bytes=sum(layer.bytes for layer in layers),
-        full_bytes=sum(layer.bytes_per_entry * layer.kv_heads * sum(tokens) for layer in layers),
+        full_bytes=sum(
+            layer.bytes_per_entry * layer.kv_heads * sum(min(each, (layer.window or each + 1) - 1) for each in tokens)
+            for layer in layers
+        ),
         scoring_seconds=reading.scoring_seconds,
         forced=reading.forced,
     )

@@ -119,13 +119,7 @@ def observe_prefill(structure: ModelStructure, ids: Sequence[int], observer: Obs
 
     def watched(call: LayerCall) -> None:
         seen.append(call.layer)
-        expected = structure.scaling(call.layer), structure.softcap, windows[call.layer]
-        if (call.scaling, call.softcap, call.window) != expected:
-            raise ModelError(
-                f"Layer {call.layer} of {type(model).__name__} attends with (scaling, soft-cap, window) "
-                f"{(call.scaling, call.softcap, call.window)} where its settings say {expected}; "
-                "this model or transformers release cannot be used."
-            )
+        require_expected(structure, call.layer, (call.scaling, call.softcap, call.window), windows[call.layer])
         observer(call)
 
     tokens = torch.tensor([list(ids)], device=model.device)
@@ -136,6 +130,28 @@ def observe_prefill(structure: ModelStructure, ids: Sequence[int], observer: Obs
         raise ModelError(
             f"{type(model).__name__} showed CacheCraft the attention of layers {seen} instead of each of its "
             f"{structure.layers} layers once; this model or transformers release cannot be used."
+        )
+
+
+def require_expected(
+    structure: ModelStructure, layer: int, found: tuple[float, float | None, int | None], window: int | None
+) -> None:
+    """Refuse a layer that attends otherwise than its settings say.
+
+    Args:
+        structure: The model's structure.
+        layer: Index of the layer.
+        found: The scaling, soft-cap and window that it was called with.
+        window: What `families.windows` says of it.
+
+    Raises:
+        ModelError: They differ.
+    """
+    expected = structure.scaling(layer), structure.softcap, window
+    if found != expected:
+        raise ModelError(
+            f"Layer {layer} of {type(structure.model).__name__} attends with (scaling, soft-cap, window) {found} where "
+            f"its settings say {expected}; this model or transformers release cannot be used."
         )
 
 

@@ -18,6 +18,7 @@ from cachecraft.errors import ModelError
 from cachecraft.runtime.attention import running
 from cachecraft.runtime.cache import CompressedLayer
 from cachecraft.runtime.eviction import Kept
+from cachecraft.runtime.gather import in_window
 
 
 class TurnLayer(CompressedLayer):
@@ -88,12 +89,14 @@ def _heads(layer: CompressedLayer) -> list[tuple[Tensor, Tensor]]:
     return list(zip(keys.split(counts), values.split(counts), strict=True))
 
 
-def _layer_of(heads: Sequence[Sequence[tuple[Tensor, Tensor]]], rows: int) -> CompressedLayer:
+def _layer_of(
+    heads: Sequence[Sequence[tuple[Tensor, Tensor]]], rows: int, window: int | None = None
+) -> CompressedLayer:
     """A layer from the parts of each head, by row and then by kv head."""
     counts = torch.tensor([sum(keys.shape[0] for keys, _ in parts) for parts in heads]).view(rows, -1)
     keys = torch.cat([keys for parts in heads for keys, _ in parts])
     values = torch.cat([values for parts in heads for _, values in parts])
-    return CompressedLayer(keys, values, counts, int(counts.max()))
+    return CompressedLayer(keys, values, counts, int(counts.max()), window=window)
 
 
 def followed(before: CompressedLayer | None, kept: Sequence[Kept]) -> CompressedLayer | None:
@@ -108,8 +111,8 @@ def followed(before: CompressedLayer | None, kept: Sequence[Kept]) -> Compressed
     return _layer_of(list(zip(_heads(before), _heads(new), strict=True)), len(kept))
 
 
-def extended(before: CompressedLayer | None, key: Tensor, value: Tensor) -> CompressedLayer:
-    """A copy of what was held with new tokens, (B, G, N, D) each, after it."""
+def extended(before: CompressedLayer | None, key: Tensor, value: Tensor, window: int | None = None) -> CompressedLayer:
+    """A copy of what was held with new tokens, (B, G, N, D) each, after it; `window` is that of the layer."""
     new = key.shape[2]
     if before is not None:
         grown = before.fork(new) if new else before
@@ -118,7 +121,16 @@ def extended(before: CompressedLayer | None, key: Tensor, value: Tensor) -> Comp
         return grown
     lengths = torch.full(key.shape[:2], new, dtype=torch.int64)
     keys, values = (each.reshape(-1, each.shape[-1]) for each in (key, value))
-    return CompressedLayer(keys, values, lengths, new)
+    return CompressedLayer(keys, values, lengths, new, window=window)
+
+
+def windowed(before: CompressedLayer | None, key: Tensor, value: Tensor, window: int) -> CompressedLayer | None:
+    """What a sliding window still shows after new tokens, (B, G, N, D) each; None if that is nothing at all."""
+    if before is not None:
+        return extended(before, key, value).fork(0)  # whose room ends with what is shown
+    if key.shape[2] == 0:
+        return None
+    return extended(None, in_window(key, window), in_window(value, window), window)
 
 
 def in_order(parts: Sequence[tuple[Sequence[int], CompressedLayer]]) -> CompressedLayer:
@@ -130,4 +142,5 @@ def in_order(parts: Sequence[tuple[Sequence[int], CompressedLayer]]) -> Compress
         heads = _heads(layer)
         for place, row in enumerate(rows):
             by_row[row] = heads[place * layer.kv_heads : (place + 1) * layer.kv_heads]
-    return _layer_of([[head] for row in sorted(by_row) for head in by_row[row]], len(by_row))
+    heads_in_order = [[head] for row in sorted(by_row) for head in by_row[row]]
+    return _layer_of(heads_in_order, len(by_row), parts[0][1].window)

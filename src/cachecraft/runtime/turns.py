@@ -14,24 +14,35 @@ from typing import Any
 from torch import Tensor
 
 from cachecraft.errors import ModelError
-from cachecraft.runtime import compat
-from cachecraft.runtime.cache import CompressedLayer
+from cachecraft.runtime import families, kernels
+from cachecraft.runtime.cache import CompressedCache, CompressedLayer
 from cachecraft.runtime.eviction import Budgeted, Eviction, Kept
-from cachecraft.runtime.features import SequenceFeatures
+from cachecraft.runtime.features import SequenceFeatures, require_expected
 from cachecraft.runtime.new_tokens import NewTokens
 from cachecraft.runtime.structure import ModelStructure
-from cachecraft.runtime.turn_layers import TurnLayer, extended, followed, in_order
+from cachecraft.runtime.turn_layers import TurnLayer, extended, followed, in_order, windowed
 
 
-@dataclass(frozen=True)
 class Decoding:
     """New tokens that all stay: the cache holds them already when their attention is asked for."""
 
-    layers: Sequence[CompressedLayer]
+    def __init__(self, layers: Sequence[CompressedLayer]) -> None:
+        """Attend to these layers."""
+        self._cache = CompressedCache(layers)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        *,
+        softcap: float | None,
+        window: int | None,
+    ) -> Tensor:
         """Attention of the new tokens, (B, H, N, D), over everything held; (B, H, N, D)."""
-        return self.layers[layer].attend(query, scale)
+        return self._cache.attend(layer, query, scale, softcap=softcap, window=window)
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,8 @@ class Reading:
             held: What earlier turns left in each layer; empty at the first one. Later turns have no padding.
         """
         self._columns = new.ids.shape[1]
-        self._layer_count = structure.layers
+        self._structure = structure
+        self._windows = families.windows(structure.model)
         self._held = held
         self.tail = min(hold_back, self._columns)
         by_pad: dict[int, list[int]] = {}
@@ -86,7 +98,8 @@ class Reading:
                 ids, positions = new.ids[row, span].tolist(), new.positions[row, span]
                 self._evictions[row] = Eviction(asked, SequenceFeatures.of(structure, tokenizer, ids, positions))
         self.waits = asked.policy.has_allocate and bool(self._evictions)
-        self._rest: dict[int, Iterator[Kept]] | None = None
+        self._rest: dict[int, Iterator[tuple[int, Kept]]] | None = None
+        self._shown: dict[tuple[int, int], CompressedLayer | None] = {}  # what waiting turns keep of sliding windows
         self._layers: list[CompressedLayer] = []
         self._next = 0  # the layer that this pass has to show next
 
@@ -100,7 +113,17 @@ class Reading:
         """Whether protection left nothing to the scorer in any layer and row."""
         return bool(self._evictions) and all(eviction.forced for eviction in self._evictions.values())
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        *,
+        softcap: float | None,
+        window: int | None,
+    ) -> Tensor:
         """Attention of the new tokens; what is kept of them is stored on the way.
 
         Args:
@@ -109,41 +132,82 @@ class Reading:
             key: (B, G, N, D) post-RoPE.
             value: (B, G, N, D).
             scale: Factor of the dot products.
+            softcap: Limit of the scaled logits.
+            window: How many entries a token sees by the model's settings, itself included.
 
         Returns:
             (B, H, N, D), zeros where padding asks.
         """
         if layer != self._next:
             self._refuse(f"layer {layer} where layer {self._next} was expected")
+        require_expected(self._structure, layer, (scale, softcap, window), self._windows[layer])
         self._next += 1
         # Laid out as the model wants it next, so that nothing is copied then.
         output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]).transpose(1, 2)
-        before = self._held[layer] if self._held else None
         parts = []
-        for group in self._groups:
+        for number, group in enumerate(self._groups):
             rows: Any = group.rows if len(self._groups) > 1 else slice(None)
             tensors = query[rows], key[rows], value[rows]
             if self._rest is None:
                 own = slice(group.start, self._columns if self.waits else group.split)
                 norms = None
                 if own.stop > own.start:
-                    read, norms = _dense(before, tensors, own, scale)
+                    read, norms = self._dense(layer, tensors, own, scale, softcap, window)
                     output[rows, :, own] = read
                     del read  # as large as the queries, and the policy is asked next
-                kept = self._decided(layer, group, tensors, norms)
+                lead = self._lead(layer, group, tensors, norms)
                 if self.waits:
+                    self._shown[layer, number] = lead
                     continue
             else:
-                kept = [next(self._rest[row]) for row in group.rows if row in self._rest]
+                lead = self._settled(layer, number)
             after = query.shape[2] - (self._columns - group.split)  # where the tail begins in this pass
             tail_query, tail_key, tail_value = (each[:, :, after:] for each in tensors)
-            part = extended(followed(before, kept), tail_key, tail_value)
+            part = extended(lead, tail_key, tail_value, self._structure.windows[layer])
             if tail_query.shape[2]:
-                output[rows, :, after:] = part.attend(tail_query, scale)
+                output[rows, :, after:] = part.attend(tail_query, scale, softcap)
             parts.append((group.rows, part))
         if parts:
             self._layers.append(in_order(parts))
         return output
+
+    def _before(self, layer: int) -> CompressedLayer | None:
+        return self._held[layer] if self._held else None
+
+    def _dense(
+        self,
+        layer: int,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        own: slice,
+        scale: float,
+        softcap: float | None,
+        window: int | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of some columns over themselves and what was held before; the log-sum-exp where nothing was."""
+        query, key, value = (each[:, :, own] for each in tensors)
+        before = self._before(layer)
+        if before is None:
+            return kernels.causal_attention(query, key, value, scale, softcap=softcap, window=window)
+        return extended(before, key, value).attend(query, scale, softcap), None
+
+    def _lead(
+        self, layer: int, group: _Group, tensors: tuple[Tensor, Tensor, Tensor], norms: Tensor | None
+    ) -> CompressedLayer | None:
+        """What is held of a group's rows before their tail; None if that is nothing, or not decided yet."""
+        window = self._structure.windows[layer]
+        if window is not None:
+            key, value = (each[:, :, group.start : group.split] for each in tensors[1:])
+            return windowed(self._before(layer), key, value, window)
+        kept = self._decided(layer, group, tensors, norms)
+        return None if self.waits else followed(self._before(layer), kept)
+
+    def _settled(self, layer: int, number: int) -> CompressedLayer | None:
+        """The same, once a policy that waits has seen all layers."""
+        assert self._rest is not None
+        if self._structure.windows[layer] is not None:
+            return self._shown.pop((layer, number))
+        kept = [next(self._rest[row])[1] for row in self._groups[number].rows if row in self._rest]
+        return followed(self._before(layer), kept)
 
     def _decided(
         self, layer: int, group: _Group, tensors: tuple[Tensor, Tensor, Tensor], norms: Tensor | None
@@ -166,13 +230,10 @@ class Reading:
         self._rest = {row: eviction.rest() for row, eviction in self._evictions.items()}
         self._next = 0
         if self.tail == 0:
-            for layer in range(self._layer_count):
-                parts = []
-                for group in self._groups:
-                    kept = [next(self._rest[row]) for row in group.rows]
-                    parts.append((group.rows, followed(self._held[layer] if self._held else None, kept)))
+            for layer in range(self._structure.layers):
+                parts = [(group.rows, self._settled(layer, number)) for number, group in enumerate(self._groups)]
                 self._layers.append(in_order([(rows, part) for rows, part in parts if part is not None]))
-            self._next = self._layer_count
+            self._next = self._structure.layers
 
     def finish(self, pads: Sequence[int], seen: int) -> list[TurnLayer]:
         """The layers, once every one was read."""
@@ -180,18 +241,8 @@ class Reading:
         return [TurnLayer.adopt(layer, pads, seen) for layer in self._layers]
 
     def _require_all(self) -> None:
-        if self._next != self._layer_count:
-            self._refuse(f"{self._next} of {self._layer_count} layers")
+        if self._next != self._structure.layers:
+            self._refuse(f"{self._next} of {self._structure.layers} layers")
 
     def _refuse(self, seen: str) -> None:
         raise ModelError(f"The model showed CacheCraft {seen}; this model or transformers release cannot be used.")
-
-
-def _dense(
-    before: CompressedLayer | None, tensors: tuple[Tensor, Tensor, Tensor], own: slice, scale: float
-) -> tuple[Tensor, Tensor | None]:
-    """Attention of some columns over themselves and what was held before; the log-sum-exp where nothing was."""
-    query, key, value = (each[:, :, own] for each in tensors)
-    if before is None:
-        return compat.fused_causal_attention(query, key, value, scale)
-    return extended(before, key, value).attend(query, scale), None
