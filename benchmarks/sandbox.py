@@ -22,11 +22,11 @@ from subject import Model, add_model_options, load_model
 
 from cachecraft.evaluation.traces import layer_features, record
 from cachecraft.evolution.admission import contract_stage
-from cachecraft.sandbox import Ask, Choice, Limits, Program, Sandbox, SharedItem, Verdict, share
 from cachecraft.policy.contract import Policy, load_policy
 from cachecraft.policy.decide import keep_count
 from cachecraft.policy.features import Features
 from cachecraft.policy.sequence import decide_sequence
+from cachecraft.sandbox import Ask, Choice, Limits, Program, Sandbox, SharedItem, Verdict, share
 from cachecraft.terminal import one_sentence
 
 POLICIES = "streaming_llm,knorm,vk_ratio,keydiff,random,tova,snapkv,observed_attention,frc"

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from cachecraft.sandbox import Limits, Program, Sandbox, SharedItem, share
 from cachecraft.policy.check import synthetic_layer
 from cachecraft.policy.contract import Policy, policy_from_source
 from cachecraft.policy.features import LayerFeatures
 from cachecraft.policy.sequence import decide_sequence
+from cachecraft.sandbox import Limits, Program, Sandbox, SharedItem, share
 
 CANARIES = Path(__file__).parent / "canaries"
 LAYERS, TOKENS = 4, 400

@@ -11,10 +11,10 @@ import pytest
 import torch
 from tests.evolution.conftest import ENDLESS, KNORM, LAYERS, TOKENS, in_process, policy_of, recorded_layers
 
-from cachecraft.sandbox import Ask, Limits, Program, Sandbox, SandboxError, State
-from cachecraft.sandbox.client import clean_environment
 from cachecraft.policy.contract import load_policy
 from cachecraft.policy.source import read_source
+from cachecraft.sandbox import Ask, Limits, Program, Sandbox, SandboxError, State
+from cachecraft.sandbox.client import clean_environment
 
 POLICIES = Path(load_policy.__code__.co_filename).parents[1] / "policies"
 KEEPS = (200, 100, 13, 1)

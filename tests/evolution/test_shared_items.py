@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cachecraft.sandbox import SandboxError, SharedItem, share
 from cachecraft.policy.check import synthetic_layer
 from cachecraft.policy.features import LayerFeatures
+from cachecraft.sandbox import SandboxError, SharedItem, share
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

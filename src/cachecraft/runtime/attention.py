@@ -65,7 +65,17 @@ Observer = Callable[[LayerCall], None]
 class Turn(Protocol):
     """A forward pass over new tokens of a batch, whose padding and eviction are its own business."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        *,
+        softcap: float | None,
+        window: int | None,
+    ) -> Tensor:
         """Attention of the new tokens: queries (B, H, N, D) over what is held and keys, values (B, G, N, D)."""
 
 
@@ -175,7 +185,7 @@ def _attention(
     softcap, window = kwargs.get("softcap"), kwargs.get("sliding_window")
     logsumexp: Tensor | None = None
     if session.turn is not None:
-        output = session.turn.attend(layer, query, key, value, scale)
+        output = session.turn.attend(layer, query, key, value, scale, softcap=softcap, window=window)
     elif isinstance(session.cache, CompressedCache):
         output = session.cache.attend(layer, query, scale, softcap=softcap, window=window)
     elif session.cache is not None:

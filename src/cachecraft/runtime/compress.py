@@ -211,13 +211,7 @@ def compress(
     asked = Budgeted.of(policy, ratio, keep, selector)
     if hold_back < 0:
         raise ModelError(f"hold_back={hold_back} tokens mean nothing; give 0 or more.")
-    structure = ModelStructure.of(model, force=force)
-    if structure.softcap is not None or len(structure.compressed) < structure.layers:
-        raise ModelError(
-            f"{type(model).__name__} soft-caps its logits or has layers with a sliding window, which `compress` cannot "
-            "do yet; use `prefill`."
-        )
-    compression = Compression(structure, asked, tokenizer, hold_back)
+    compression = Compression(ModelStructure.of(model, force=force), asked, tokenizer, hold_back)
     with (
         _alone(model),
         replaced(model.base_model, "forward", compression._forward),

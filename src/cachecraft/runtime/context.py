@@ -25,6 +25,7 @@ from cachecraft.runtime.cache import CompressedCache, CompressedLayer
 from cachecraft.runtime.context_file import ContextRecord, read_context, write_context
 from cachecraft.runtime.eviction import Budgeted, Eviction, Kept
 from cachecraft.runtime.features import SequenceFeatures, observe_prefill
+from cachecraft.runtime.gather import window_layer
 from cachecraft.runtime.structure import ModelStructure
 
 
@@ -236,18 +237,19 @@ def prefill(
     eviction = Eviction(asked, SequenceFeatures.of(structure, tokenizer, ids))
     layers: dict[int, CompressedLayer] = {}
 
-    def take(kept: Kept) -> None:
-        counts, window = kept.counts.unsqueeze(0), structure.windows[kept.layer]
-        layers[kept.layer] = CompressedLayer(kept.keys, kept.values, counts, len(ids), window=window)
+    def take(layer: int, kept: Kept) -> None:
+        layers[layer] = CompressedLayer(kept.keys, kept.values, kept.counts.unsqueeze(0), len(ids))
 
     def see(call: LayerCall) -> None:
-        kept = eviction.see(call.layer, *call.alone())
-        if kept is not None:
-            take(kept)
+        window = structure.windows[call.layer]
+        if window is not None:
+            layers[call.layer] = window_layer(call.keys[0], call.values[0], window)
+        elif (kept := eviction.see(call.layer, *call.alone())) is not None:
+            take(call.layer, kept)
 
     observe_prefill(structure, ids, see)
-    for kept in eviction.rest():
-        take(kept)
+    for layer, kept in eviction.rest():
+        take(layer, kept)
     gap = "" if not text or text.endswith("\n") else "\n"
     return CompressedContext(
         asked.policy.name,

@@ -17,10 +17,10 @@ from torch import Tensor
 from cachecraft.errors import BudgetError, PolicyLoadError
 from cachecraft.policy.allocation import allocated
 from cachecraft.policy.contract import Policy, load_policy
-from cachecraft.policy.decide import Decision, Scored, decide, keep_count, score, select
+from cachecraft.policy.decide import Scored, decide, keep_count, score, select
 from cachecraft.policy.features import LayerFeatures
 from cachecraft.runtime.features import SequenceFeatures
-from cachecraft.runtime.gather import in_window, kept_entries
+from cachecraft.runtime.gather import kept_entries
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,11 @@ class Kept:
     """What one sequence keeps of a layer.
 
     Attributes:
-        layer: Index of the layer.
         keys: (S, D) of all kv heads one after another, each in text order.
         values: (S, D) likewise.
         counts: (G,) int64 on the CPU, entries of each head.
     """
 
-    layer: int
     keys: Tensor
     values: Tensor
     counts: Tensor
@@ -106,19 +104,13 @@ class Eviction:
     def see(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, logsumexp: Tensor | None) -> Kept | None:
         """Decide on a layer; None if its budget depends on layers that come later (see `rest`).
 
-        Of a layer with a sliding window, no policy is asked: it keeps what the window will still show.
-
         Args:
-            layer: Index of the layer; layers come in the model's order.
+            layer: Index of the layer, which attends to the whole sequence; such layers come in the model's order.
             queries: (H, T, D) contiguous, post-RoPE.
             keys: (G, T, D) contiguous, post-RoPE.
             values: (G, T, D) contiguous.
             logsumexp: (H, T) float32 of the scaled causal logits, if known.
         """
-        window = self._sequence.structure.windows[layer]
-        if window is not None:
-            shown = in_window(keys, window), in_window(values, window)
-            return _kept(layer, *shown, torch.ones(shown[0].shape[:2], dtype=torch.bool))
         with self._timed():
             features = self._sequence.layer(layer, queries, keys, values, logsumexp)
             if self._policy.has_allocate:
@@ -126,14 +118,15 @@ class Eviction:
                 features.release()
                 return None
             (decision,) = decide(self._policy, features, [self._keep])
-            return self._take(features, decision)
+            return self._kept(features, decision.mask, decision.forced)
 
-    def _take(self, features: LayerFeatures, decision: Decision) -> Kept:
-        self.forced &= decision.forced
-        return _kept(features.layer, features.given("keys"), features.given("values"), decision.mask)
+    def _kept(self, features: LayerFeatures, mask: Tensor, forced: bool) -> Kept:
+        self.forced &= forced
+        keys, values, counts = kept_entries(features.given("keys"), features.given("values"), mask.unsqueeze(0))
+        return Kept(keys, values, counts[0])
 
-    def rest(self) -> Iterator[Kept]:
-        """What is kept of each layer that had to wait, in order, once all layers were seen."""
+    def rest(self) -> Iterator[tuple[int, Kept]]:
+        """What is kept of each layer that had to wait, with its index and in order, once all layers were seen."""
         if not self._waiting:
             return
         layers = len(self._waiting)
@@ -145,8 +138,9 @@ class Eviction:
             with self._timed():
                 features, scored = self._waiting.pop(0)  # its dense keys and values are let go with it
                 scored = score(self._policy, features, own) if scored.read_keep else scored
-                kept = self._take(features, select(self._policy, scored, own, features))
-            yield kept
+                decision = select(self._policy, scored, own, features)
+                kept = self._kept(features, decision.mask, decision.forced)
+            yield features.layer, kept
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -155,9 +149,3 @@ class Eviction:
             yield
         finally:
             self.seconds += time.perf_counter() - began
-
-
-def _kept(layer: int, keys: Tensor, values: Tensor, mask: Tensor) -> Kept:
-    """Those of (G, T, D) keys and values that a (G, T) bool mask keeps."""
-    keys, values, counts = kept_entries(keys, values, mask.unsqueeze(0))
-    return Kept(layer, keys, values, counts[0])

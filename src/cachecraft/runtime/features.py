@@ -87,7 +87,7 @@ class SequenceFeatures:
             layer=index,
             layers=layers or self.structure.layers,
             rotary=RotaryTable(rotary.cos.to(device), rotary.sin.to(device)),
-            output_projection=here(projection),
+            output_projection=None if projection is None else projection.to(device),
             scaling=self.structure.scaling(index),
             softcap=self.structure.softcap,
             positions=here(self.positions),
