@@ -109,8 +109,8 @@ COLUMNS = (
 APART = 1e-3  # of a head's standard deviation
 LEGEND = (
     "Largest: of the score differences, in units of the standard deviation of each head's scores, over the entries "
-    f"that no side protects; apart: the share of them beyond {APART:g}. The other columns are those of the table of kept "
-    "indices.",
+    f"that no side protects; apart: the share of them beyond {APART:g}. The other columns are those of the table of "
+    "kept indices.",
     "Chunks: kvpress keeps whole chunks of 20, however many entries that is; CacheCraft is asked for as many.",
 )
 

@@ -38,7 +38,10 @@ def specifications() -> list[str]:
 @pytest.mark.parametrize("spec", [*specifications(), "snapkv:window=32", "frc:span=16,sinks=0"])
 def test_a_policy_chooses_bit_for_bit_what_it_chooses_in_process(spec: str, sandbox: Sandbox) -> None:
     policy = load_policy(spec)
-    verdict = sandbox.run(Program.of(policy), [Ask("one", KEEPS), Ask("two", KEEPS[:1])])
+    asks = [Ask("one", KEEPS), Ask("two", KEEPS[:1])]
+    if "projected_values" in policy.needs:
+        asks.pop()  # both items carry the first one's output projections, as those of one model do
+    verdict = sandbox.run(Program.of(policy), asks)
     assert verdict.ok, verdict
     for seed, choice in enumerate(verdict.choices):
         expected = in_process(policy, recorded_layers(seed), choice.ask.keeps)

@@ -255,7 +255,7 @@ def _refused(dotted: str) -> str:
         return f"passes {dotted} around; call it with generator=f.generator()"
     if any(f"{known}.".startswith(f"{dotted}.") for known in MODULES):
         return f"uses the module {dotted} as a value; call what it holds"
-    module = max((known for known in MODULES if dotted.startswith(f"{known}.")), key=len, default="")
+    module = max((known for known in {*MODULES, *PURE_MODULES} if dotted.startswith(f"{known}.")), key=len, default="")
     name, *members = dotted[len(module) + 1 :].split(".") if module else ("",)
     if name not in MODULES.get(module, frozenset()) | _own_functions(module):
         return f"reads {dotted}, which a policy may not use" if module else ""

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from cachecraft.policy.features import Features
-from cachecraft.policy.view import at_least_one
+from cachecraft.policy.signals import at_least_one
 
 
 def protect(f: Features, *, sinks: int = 4) -> tuple[int, int]:

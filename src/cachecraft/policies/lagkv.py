@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from cachecraft.policy.features import Features
-from cachecraft.policy.signals import rank_shares
-from cachecraft.policy.view import at_least_one
+from cachecraft.policy.signals import at_least_one, rank_shares
 
 
 def protect(f: Features, *, sinks: int = 4, lag: int = 128) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cachecraft.policy.features import Features
-from cachecraft.policy.view import at_least_one
+from cachecraft.policy.signals import at_least_one
 
 _FLOATS = 1 << 21  # of the attention held at a time: 8 MB
 _ROUNDING = 1e-6  # equal attention on all entries reaches its own share

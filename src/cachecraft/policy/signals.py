@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, pad
 
-from cachecraft.errors import PolicyError
-from cachecraft.policy.view import at_least_one
+from cachecraft.errors import FeatureError, PolicyError
 
 _TINY = 1e-12  # keeps a division by the norm of a zero vector finite
 
@@ -111,3 +110,10 @@ def require_non_negative(scores: Tensor, base: str, wrapper: str) -> Tensor:
             "scores are never negative, such as snapkv, observed_attention or expected_attention."
         )
     return scores
+
+
+def at_least_one(name: str, value: int) -> int:
+    """The value; FeatureError if it is below 1. For sizes, such as a policy's window."""
+    if value < 1:
+        raise FeatureError(f"A {name} of {value} means nothing; give at least 1.")
+    return int(value)

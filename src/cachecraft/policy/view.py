@@ -12,16 +12,10 @@ import torch
 from torch import Tensor
 
 from cachecraft.errors import FeatureError
+from cachecraft.policy.signals import at_least_one
 
 if TYPE_CHECKING:
     from cachecraft.policy.features import LayerFeatures
-
-
-def at_least_one(name: str, value: int) -> int:
-    """The value; FeatureError if it is below 1. For sizes, such as a policy's window."""
-    if value < 1:
-        raise FeatureError(f"A {name} of {value} means nothing; give at least 1.")
-    return int(value)
 
 
 class Features:

@@ -175,6 +175,8 @@ def seed_proposals(interface: Interface, seed: int, grammar_programs: int = 12) 
             continue  # it wraps another policy
         if name != "random" and interface.offers(*policy.needs):
             found.append(Proposal(policy.source, (), "seed", f"Built-in policy {name}", "seed"))
+    # Two methods may choose by the same program, as PagedEviction does at prefill.
+    found = list({program_id(each.source): each for each in reversed(found)}.values())[::-1]
     if "score_tokens" not in interface.editable:
         return found
     grammar = Grammar(interface)
