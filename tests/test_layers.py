@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "policies": {"policy"},
     "runtime": {"policy", "chat"},
     "tasks": {"chat"},
-    "evaluation": {"runtime", "policy", "tasks", "chat"},
+    "evaluation": {"runtime", "policy", "sandbox", "tasks", "chat"},
     "sandbox": {"policy"},
     "evolution": {"evaluation", "runtime", "policy", "policies", "sandbox", "tasks", "chat"},
     "reporting": {"evaluation", "evolution"},

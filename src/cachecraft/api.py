@@ -102,6 +102,7 @@ def evaluate(
     data: Sequence[str] = (),
     ruler_compat: bool = False,
     force: bool = False,
+    trust: bool = False,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> Evaluation:
     """Measure policies on a model; what the run's folder holds already is not measured again.
@@ -125,6 +126,7 @@ def evaluate(
         data: SQuAD and HotpotQA files for ruler:qa_1 and qa_2, folders that hold some, or ``"hub"``.
         ruler_compat: Seed RULER's tasks as the original does, with the same order of parts in every item.
         force: Accept a model class that CacheCraft was not tested with.
+        trust: Run policy files in this process, with its rights; else they run in the sandbox (docs/sandbox.md).
         progress: Called after each item.
 
     Returns:
@@ -150,7 +152,7 @@ def evaluate(
         ruler_compat=ruler_compat,
     )
     loaded = load(model) if isinstance(model, str) else model
-    store, ids = evaluate_grid(subject_of(loaded, force=force), settings, Path(run), progress=progress)
+    store, ids = evaluate_grid(subject_of(loaded, force=force), settings, Path(run), progress=progress, trust=trust)
     try:
         return Evaluation(store.folder, store.settings, tuple(store.results(ids)))
     finally:

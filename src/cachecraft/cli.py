@@ -81,6 +81,9 @@ def evaluate(
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Try a model class that was not tested.")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run policy files in this process, not in the sandbox.")
+    ] = False,
 ) -> None:
     """Measure policies on a model and print a ranked table with intervals."""
     with one_sentence(lambda: _how_to_go_on(run)):
@@ -94,7 +97,7 @@ def evaluate(
             raise BudgetError("How much stays? Give --ratio (share to evict, such as 0.75) or --keep (entries).")
         api.budgets(ratios, keeps)
         for spec in policy:  # what can be refused is refused before a model is loaded
-            load_policy(spec, selector=selector)
+            load_policy(spec, selector=selector, run=trust)
         names = _split([tasks])
         for task, needs in choose_tasks(names, sources=Sources(data=tuple(data or ()))).skipped.items():
             say(f"{task} is skipped: it {needs}.")
@@ -119,6 +122,7 @@ def evaluate(
                 data=data or (),
                 ruler_compat=ruler_compat,
                 force=force,
+                trust=trust,
                 progress=progress,
             )
         _print_evaluation(evaluation, against)

@@ -107,6 +107,34 @@ def test_a_policy_that_breaks_the_contract_is_a_state_with_a_reason(subject: Sub
     assert all(result.state == "ok" for result in found.values() if result.label == "knorm")
 
 
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_policy_file_decides_the_same_in_the_sandbox_and_in_process(
+    subject: Subject, tmp_path: Path, trust: bool
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def score_tokens(f):\n    return -f.keys.norm(dim=-1)\n")
+    store, ids = evaluate(subject, settings(policies=(str(own), "knorm")), tmp_path / "run", trust=trust)
+    found = {(each.label, each.budget, each.item): each for each in store.results(ids)}
+    store.close()
+    assert any(label == "own" for label, *_ in found)
+    for (label, budget, item), result in found.items():
+        if label == "own":
+            twin = found["knorm", budget, item]
+            assert (result.value, result.kept_bytes, result.detail) == (twin.value, twin.kept_bytes, twin.detail)
+
+
+def test_a_policy_file_that_reaches_for_more_is_rejected_and_reaches_nothing(subject: Subject, tmp_path: Path) -> None:
+    secret = tmp_path / "touched"
+    spy = tmp_path / "spy.py"
+    spy.write_text(f"open({str(secret)!r}, 'w').close()\n\ndef score_tokens(f):\n    return f.keys[..., 0]\n")
+    found = measured(subject, tmp_path / "run", policies=(str(spy), "knorm"))
+    rejected = [result for result in found.values() if result.label == "spy"]
+    assert {result.state for result in rejected} == {"rejected"}
+    assert all(result.reason for result in rejected)
+    assert not secret.exists()
+    assert all(result.state == "ok" for result in found.values() if result.label == "knorm")
+
+
 def test_a_policy_that_allocates_keeps_the_exact_total(subject: Subject, tmp_path: Path) -> None:
     slope = tmp_path / "slope.py"
     slope.write_text(

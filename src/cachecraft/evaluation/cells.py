@@ -80,6 +80,7 @@ def make_cells(
     *,
     references: Iterable[str] = REFERENCES,
     selector: str | None = None,
+    run: bool = True,
 ) -> list[Cell]:
     """Cross policies with budgets and add the reference lines.
 
@@ -88,11 +89,12 @@ def make_cells(
         budgets: At least one.
         references: Which of `REFERENCES` to add.
         selector: A selector that replaces each policy's own, for example ``"chunks:20"``.
+        run: Run the policies' programs now; see `load_policy`.
 
     Raises:
         CacheCraftError: Two policies share a name but not a program, or nothing is to be measured.
     """
-    loaded = [load_policy(spec, selector=selector) for spec in policies]
+    loaded = [load_policy(spec, selector=selector, run=run) for spec in policies]
     names: dict[str, str] = {}
     for policy in loaded:
         if names.setdefault(policy.name, policy.id) != policy.id:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cachecraft.evaluation.apart import Apart
 from cachecraft.evaluation.cells import Cell, Scoring, make_cells, result_id
 from cachecraft.evaluation.measure import Pending, measure
 from cachecraft.evaluation.selections import Subject
@@ -31,6 +32,7 @@ def evaluate(
     *,
     progress: Callable[[Progress], None] = lambda _: None,
     purpose: str = "evaluate",
+    trust: bool = False,
 ) -> tuple[RunStore, list[str]]:
     """Measure everything that `settings` name and that `folder` does not hold yet.
 
@@ -40,6 +42,7 @@ def evaluate(
         folder: The run's folder; made when there is none.
         progress: Called after each item.
         purpose: What the items are read for, as noted in the run's ledger.
+        trust: Run policies that do not come with CacheCraft in this process; else they run in the sandbox.
 
     Returns:
         The open store, and the ids of this call's results in it (a folder may hold more).
@@ -47,7 +50,13 @@ def evaluate(
     Raises:
         CacheCraftError: Settings that mean nothing, or a folder that belongs to other settings.
     """
-    cells = make_cells(settings.policies, settings.budgets, references=settings.references, selector=settings.selector)
+    cells = make_cells(
+        settings.policies,
+        settings.budgets,
+        references=settings.references,
+        selector=settings.selector,
+        run=trust,
+    )
     subject.structure.require_room(settings.length)
     choice, sources = _chosen(subject, settings)
     store = open_run(folder, settings_record(subject, settings, skipped=choice.skipped, sources=sources), IDENTITY)
@@ -75,10 +84,11 @@ def evaluate(
             else:
                 report(task.name, 0)
 
-    for each, results in measure(subject, settings, pending(), clock):
-        with clock.phase("store"):
-            store.add(results, _item_text(each.item))
-        report(each.task.name, len(results))
+    with Apart() as apart:
+        for each, results in measure(subject, settings, pending(), clock, None if trust else apart):
+            with clock.phase("store"):
+                store.add(results, _item_text(each.item))
+            report(each.task.name, len(results))
     return store, wanted
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from cachecraft.chat import token_ids
 from cachecraft.evaluation.answers import Question, answer_ids, answers
+from cachecraft.evaluation.apart import Apart
 from cachecraft.evaluation.cells import Cell, Regime, Scoring
 from cachecraft.evaluation.forced import fidelities, likelihoods, queries_of
 from cachecraft.evaluation.retention import compressed_segments, retention
@@ -73,7 +74,7 @@ class _Prepared:
 
 
 def measure(
-    subject: Subject, settings: Settings, pending: Iterable[Pending], clock: Stopwatch
+    subject: Subject, settings: Settings, pending: Iterable[Pending], clock: Stopwatch, apart: Apart | None = None
 ) -> Iterator[tuple[Pending, list[Result]]]:
     """Measure items; an item is asked for when there is room to answer its question beside those being answered.
 
@@ -84,7 +85,7 @@ def measure(
 
     def questions() -> Iterator[Question]:
         for number, each in enumerate(pending):
-            prepared = _prepare(subject, settings, each, clock)
+            prepared = _prepare(subject, settings, each, clock, apart)
             values: dict[tuple[int, Scoring], Value] = {}
             with clock.phase("answers"):
                 for scoring in settings.scoring:
@@ -106,14 +107,16 @@ def measure(
             yield prepared.pending, _results(prepared, values)
 
 
-def _prepare(subject: Subject, settings: Settings, pending: Pending, clock: Stopwatch) -> _Prepared:
+def _prepare(
+    subject: Subject, settings: Settings, pending: Pending, clock: Stopwatch, apart: Apart | None
+) -> _Prepared:
     prompt = render(subject.tokenizer, pending.item)
     context, follow = split_prompt(prompt, settings.regime)
     targets = [tuple(token_ids(subject.tokenizer, text)) for text in pending.item.reference_texts]
     with clock.phase("prefill"):
         trace = record(subject.structure, context)
     cells = pending.cells()
-    selections = Selections(subject, trace, cells, clock)
+    selections = Selections(subject, trace, cells, clock, apart)
     if any(cell.label == "hindsight" for cell in cells):
         with clock.phase("hindsight"):
             selections.add_hindsight(trace, cells, queries_of(subject.structure, trace, follow, targets[0]))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cachecraft.errors import PolicyError
+from cachecraft.evaluation.apart import Apart
 from cachecraft.evaluation.cells import Cell
 from cachecraft.evaluation.hindsight import hindsight_orders
 from cachecraft.evaluation.timing import Stopwatch
@@ -48,8 +49,15 @@ class Selections:
         rejected: By cell, why it has no masks.
     """
 
-    def __init__(self, subject: Subject, trace: Trace, cells: Sequence[Cell], clock: Stopwatch) -> None:
-        """Let each policy decide on each layer, all its budgets at once."""
+    def __init__(
+        self,
+        subject: Subject,
+        trace: Trace,
+        cells: Sequence[Cell],
+        clock: Stopwatch,
+        apart: Apart | None = None,
+    ) -> None:
+        """Let each policy decide on each layer, all its budgets at once; foreign ones in `apart` where it is given."""
         self._structure = subject.structure
         self.tokens, self.bytes_full, self._entry_bytes = trace.tokens, trace.full_bytes, trace.bytes_per_entry
         everything = trace.everything()  # which is what stays of layers that are not compressed
@@ -59,7 +67,11 @@ class Selections:
         groups = _by_policy(cells)
         if not groups:
             return
+        foreign = [group for group in groups if apart is not None and group[0].foreign]
+        groups = [group for group in groups if group not in foreign]
         with clock.phase("features"):
+            if apart is not None and foreign:
+                self._decide_apart(subject, trace, foreign, apart)
             self._decide(subject, trace, [group for group in groups if not group[0].has_allocate])
             self._allocate(subject, trace, [group for group in groups if group[0].has_allocate])
 
@@ -98,6 +110,20 @@ class Selections:
                     continue
                 for layer, decision in decided.items():
                     self._take(layer, [cell], [decision])
+
+    def _decide_apart(
+        self, subject: Subject, trace: Trace, groups: Sequence[tuple[Policy, list[Cell]]], apart: Apart
+    ) -> None:
+        """Policies that run in the sandbox, which checks the budgets; what is protected is checked there as well."""
+        wanted = [(policy, tuple(cell.budget.entries(self.tokens) for cell in members)) for policy, members in groups]
+        layers = layer_features(subject.structure, subject.tokenizer, trace)
+        for (_, members), choice in zip(groups, apart.choose(layers, wanted), strict=True):
+            for number, cell in enumerate(members):
+                if isinstance(choice, str):
+                    self.rejected[id(cell)] = choice
+                    continue
+                for layer, mask in zip(subject.structure.compressed, choice.masks(number), strict=True):
+                    self._take(layer, [cell], [Decision(mask, choice.forced[number])])
 
     def _take(self, layer: int, members: Sequence[Cell], decided: Sequence[Decision]) -> None:
         for cell, decision in zip(members, decided, strict=True):

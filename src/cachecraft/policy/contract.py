@@ -14,7 +14,7 @@ import json
 import re
 import traceback
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -65,6 +65,11 @@ class Policy:
     def cost(self) -> str:
         """``"O(T)"``, ``"O(wT)"`` or ``"O(T^2)"``, from the features it needs."""
         return cost_class(self.needs)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it, or what it wraps, does not come with CacheCraft."""
+        return Path(self.origin).parent != _BUILTIN_FOLDER or (self.base is not None and self.base.foreign)
 
     @property
     def custom_selector(self) -> bool:
@@ -129,13 +134,15 @@ def _builtin_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _BUILTIN_FOLDER.glob("*.py") if not path.stem.startswith("_")))
 
 
-def load_policy(spec: str, *, selector: str | None = None) -> Policy:
+def load_policy(spec: str, *, selector: str | None = None, run: bool = True) -> Policy:
     """Load a policy.
 
     Args:
         spec: ``NAME`` or ``PATH.py``, then optionally ``(BASE SPEC)`` for a wrapper, then optionally
             ``:key=value,key=value``; for example ``"snapkv:window=32"`` or ``"criticalkv(snapkv)"``.
         selector: ``"tokens"``, ``"chunks:20"`` or ``"pages:16"``, instead of the policy's own choice.
+        run: Run the program now, so that what is wrong with it shows; without, it runs when it is first asked, which
+            is never where another process is asked instead.
 
     Returns:
         The policy. Each call runs its program anew, so that no two share state.
@@ -162,9 +169,10 @@ def load_policy(spec: str, *, selector: str | None = None) -> Policy:
         source,
         name=name,
         origin=origin,
-        base=_load_base(name, read, match["base"]),
+        base=_load_base(name, read, match["base"], run),
         parameters=_parse_parameters(name, read, match["parameters"]),
         selector=selector,
+        run=run,
     )
 
 
@@ -176,8 +184,9 @@ def policy_from_source(
     base: Policy | None = None,
     parameters: Mapping[str, ParameterValue] | None = None,
     selector: str | None = None,
+    run: bool = True,
 ) -> Policy:
-    """Make a policy of a program text; the program runs, as it does in `load_policy`.
+    """Make a policy of a program text.
 
     Args:
         source: The program text.
@@ -186,6 +195,7 @@ def policy_from_source(
         base: The policy that this one wraps, if it wraps one.
         parameters: Values of the parameters that differ from their defaults.
         selector: As for `load_policy`.
+        run: As for `load_policy`.
 
     Raises:
         UnknownNameError: No such selector.
@@ -207,7 +217,7 @@ def policy_from_source(
         needs=tuple(sorted({*read.needs, *(base.needs if base else ())})),
         id=hashlib.sha256(identity.encode()).hexdigest(),
         origin=origin,
-        _functions=_bind(read, source, origin, values, base),
+        _functions=(_bind if run else _Unrun)(read, source, origin, values, base),
     )
 
 
@@ -233,14 +243,14 @@ def _locate(head: str) -> tuple[str, str]:
     return head, found.origin
 
 
-def _load_base(name: str, read: PolicySource, spec: str | None) -> Policy | None:
+def _load_base(name: str, read: PolicySource, spec: str | None, run: bool) -> Policy | None:
     if read.wraps and not (spec and spec.strip()):
         raise PolicyLoadError(f"Policy {name} wraps another one; name it in parentheses, for example {name}(snapkv).")
     if spec is None:
         return None
     if not read.wraps:
         raise PolicyLoadError(f"Policy {name} wraps nothing; leave out ({spec}).")
-    return load_policy(spec)
+    return load_policy(spec, run=run)
 
 
 _BOOLEANS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
@@ -270,6 +280,36 @@ def _parse_parameters(name: str, read: PolicySource, text: str | None) -> dict[s
                 f"Parameter {key} of policy {name} is {value!r}; give {wanted}, for example {read.parameters[key]}."
             ) from None
     return values
+
+
+class _Unrun(Mapping[str, Callable[..., Any]]):
+    """The functions of a program that is not run before one of them is wanted."""
+
+    def __init__(
+        self,
+        read: PolicySource,
+        source: str,
+        origin: str,
+        parameters: Mapping[str, ParameterValue],
+        base: Policy | None,
+    ) -> None:
+        self._names = tuple(read.declared)
+        self._given = read, source, origin, parameters, base
+        self._bound: Mapping[str, Callable[..., Any]] | None = None
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        if self._bound is None:
+            self._bound = _bind(*self._given)
+        return self._bound[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _bind(
