@@ -11,8 +11,8 @@ from tests.conftest import build_model, build_tokenizer
 
 from cachecraft.errors import BudgetError, CacheCraftError
 from cachecraft.evaluation.selections import Subject
-from cachecraft.evolution import arena, cascade, loop
-from cachecraft.evolution.cascade import correlation
+from cachecraft.evolution import arena, fitness, loop
+from cachecraft.evolution.fitness import correlation, much_worse
 from cachecraft.evolution.loop import SearchProgress, search
 from cachecraft.evolution.population import Population
 from cachecraft.evolution.proposers.mutate import seed_proposals
@@ -157,7 +157,7 @@ def test_tasks_that_cannot_tell_policies_apart_are_refused_by_name(
 def test_a_stage_gates_only_once_it_is_known_to_predict_the_next(
     subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cascade, "KNOWN", 3)
+    monkeypatch.setattr(fitness, "KNOWN", 3)
     with search([subject], settings(), SearchBudget(candidates=6), tmp_path) as population:
         known = correlation(population, "quick", "full")
         assert known is not None
@@ -168,9 +168,9 @@ def test_a_stage_gates_only_once_it_is_known_to_predict_the_next(
 
 def test_fresh_items_that_are_far_worse_make_a_candidate_suspect() -> None:
     known = Fitness(0.9, 8, 0.1)
-    assert cascade._much_worse(known, Fitness(0.1, 4, 0.1))
-    assert not cascade._much_worse(known, Fitness(0.8, 4, 0.1))
-    assert not cascade._much_worse(known, Fitness(0.4, 1, 0.5))  # one item may be hard
+    assert much_worse(known, Fitness(0.1, 4, 0.1))
+    assert not much_worse(known, Fitness(0.8, 4, 0.1))
+    assert not much_worse(known, Fitness(0.4, 1, 0.5))  # one item may be hard
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The run folder: `run.yaml` with the resolved settings and `run.sqlite` with every result under its content id.
 
-Results are added one sample at a time, each in one transaction, so that a kill at any moment loses at most the
-sample in flight. A failure is stored as a state with its reason, never as a number.
+Results are added one sample at a time, each in one transaction, so that a kill at any moment loses at most the few
+samples in flight. A failure is stored as a state with its reason, never as a number.
 """
 
 from __future__ import annotations

@@ -14,16 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from scipy import stats
-
-from cachecraft.evaluation.forced import Likelihood
 from cachecraft.evolution.admission import contract_stage, static_stage
 from cachecraft.evolution.arena import Arena, ArenaItem, Scale
 from cachecraft.evolution.behaviour import observe
+from cachecraft.evolution.fitness import Measured, correlation, fitness_of, much_worse
 from cachecraft.evolution.interface import check_edit
 from cachecraft.evolution.population import Population
 from cachecraft.evolution.program import behaviour_id
-from cachecraft.evolution.records import Candidate, Fitness, Outcome, Score, State
+from cachecraft.evolution.records import Candidate, Outcome, Score, State
 from cachecraft.evolution.settings import DiscoverySettings
 from cachecraft.policy.source import cost_class, read_source
 from cachecraft.sandbox import Ask, Choice, Program, Sandbox, Verdict
@@ -32,28 +30,9 @@ from cachecraft.sandbox import State as Fate
 STAGES = ("static", "contract", "quick", "full")
 PROBES = 2  # recorded items on which the contract is checked and behaviour is observed
 PREDICTS = 0.3  # least rank correlation with the next stage for a stage to stop anybody
-KNOWN = 12  # candidates that must have been through both stages before a correlation counts
 MARGIN = 1.0  # standard errors by which a candidate may trail and still pass
-SUSPECT = 4.0  # standard errors by which fresh items may be worse than those before
 
 _STATES: Mapping[Fate, State] = {Fate.TIMEOUT: "timeout", Fate.CRASHED: "crashed", Fate.MEMORY: "crashed"}
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What one candidate scored on one item at one ratio.
-
-    Attributes:
-        model, item, ratio: On what; ratio is an index.
-        recovered: Its recovered share, corrected for the item's difficulty.
-        found: Its likelihood.
-    """
-
-    model: str
-    item: ArenaItem
-    ratio: int
-    recovered: float
-    found: Likelihood
 
 
 @dataclass
@@ -185,7 +164,7 @@ class Cascade:
             return True
         behaviour = population.candidate(run.candidate.number).behaviour
         assert behaviour is not None
-        own = _fitness(run.measured)
+        own = fitness_of(run.measured)
         bar = leaders.get(behaviour.cell, -math.inf)
         return own.mean + MARGIN * own.spread / math.sqrt(own.items) >= bar
 
@@ -221,7 +200,7 @@ class Cascade:
                         told = self._scale.recovered(arena.subject.name, item, ratio, value.mean_logprob)
                         run.measured.append(Measured(arena.subject.name, item, ratio, told, value))
             outcome = failure or self._outcome(run, "again")
-            if outcome.fitness is not None and _much_worse(candidate.fitness, outcome.fitness):
+            if outcome.fitness is not None and much_worse(candidate.fitness, outcome.fitness):
                 outcome = Outcome(
                     "suspect",
                     f"On fresh items it recovers {outcome.fitness.mean:.2f} after {candidate.fitness.mean:.2f} on "
@@ -250,7 +229,7 @@ class Cascade:
         if run.error is not None:
             first = self._arenas[0]
             scores.append(Score("error", first.subject.name, first.tasks[0].name, "all", run.error, 1))
-        return Outcome("ok", "", stage, _fitness(run.measured), tuple(scores), run.seconds)
+        return Outcome("ok", "", stage, fitness_of(run.measured), tuple(scores), run.seconds)
 
     def _scores(self, stage: str, measured: Sequence[Measured]) -> Iterator[Score]:
         groups: dict[tuple[str, str, int], list[float]] = {}
@@ -295,47 +274,6 @@ class Cascade:
         return population.candidate(run.candidate.number)
 
 
-def _fitness(measured: Sequence[Measured]) -> Fitness:
-    """Over items: each item's mean over ratios; blocks hold every task and model alike, so none weighs more."""
-    groups: dict[tuple[str, str], list[float]] = {}
-    for each in measured:
-        groups.setdefault((each.model, each.item.name), []).append(each.recovered)
-    means = [math.fsum(values) / len(values) for values in groups.values()]
-    mean = math.fsum(means) / len(means)
-    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in means) / max(1, len(means) - 1))
-    return Fitness(mean, len(means), spread)
-
-
 def _refused(verdict: Verdict, stage: str) -> Outcome:
     """A sandbox's verdict as an outcome."""
     return Outcome(_STATES.get(verdict.state, "rejected"), verdict.reason, stage, seconds=verdict.seconds)
-
-
-def _much_worse(before: Fitness, fresh: Fitness) -> bool:
-    """Whether fresh items are worse than chance explains, as with a program that knows its items by heart."""
-    spread = max(before.spread, fresh.spread)
-    error = spread * math.sqrt(1 / before.items + 1 / fresh.items)
-    return before.mean - fresh.mean > max(SUSPECT * error, 0.2)
-
-
-def correlation(population: Population, earlier: str, later: str) -> float | None:
-    """Spearman's rank correlation between two stages' scores over all candidates that have both.
-
-    Args:
-        population: The run's.
-        earlier: A stage: ``"error"`` (the attention output's, negated), ``"quick"``, ``"full"``.
-        later: Another.
-
-    Returns:
-        From -1 to 1, or None where fewer than `KNOWN` candidates have both or all are equal.
-    """
-    sign = {"error": -1.0}
-    pairs = [
-        [sign.get(stage, 1.0) * means[stage] for stage in (earlier, later)]
-        for means in population.stage_means().values()
-        if earlier in means and later in means
-    ]
-    if len(pairs) < KNOWN:
-        return None
-    found = float(stats.spearmanr(pairs).statistic)
-    return found if math.isfinite(found) else None

@@ -15,7 +15,8 @@ from pathlib import Path
 from cachecraft.errors import CacheCraftError
 from cachecraft.evaluation.selections import Subject
 from cachecraft.evolution.arena import Arena, Scale, eligible
-from cachecraft.evolution.cascade import Cascade, correlation
+from cachecraft.evolution.cascade import Cascade
+from cachecraft.evolution.fitness import correlation
 from cachecraft.evolution.population import Population
 from cachecraft.evolution.proposers.mutate import MutateProposer, seed_proposals
 from cachecraft.evolution.proposers.protocol import Proposer

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cachecraft.evaluation.statistics import Estimate
-from cachecraft.evolution.cascade import correlation
 from cachecraft.evolution.decompose import Worth
+from cachecraft.evolution.fitness import correlation
 from cachecraft.evolution.loop import SearchProgress, baseline
 from cachecraft.evolution.population import Population
 
