@@ -98,8 +98,9 @@ METHODS = (
     Method("compactor", "compactor, any length", standardised=True, random=True),
     Method("criticalkv(observed_attention)", "criticalkv(observed_attention)"),
     Method("criticalkv(expected_attention:value_norm=false)", "criticalkv(expected_attention)"),
-    Method("keydiff", "chunks:20 of keydiff", chunks=True),
-    Method("knorm", "chunks:20 of knorm", chunks=True),
+    # Of a shorter last chunk kvpress stops where only some layers keep it: its mask is made for one length.
+    Method("keydiff", "chunks:20 of keydiff", multiple=20, chunks=True),
+    Method("knorm", "chunks:20 of knorm", multiple=20, chunks=True),
 )
 Compared = tuple[Tensor, Parity]  # score differences, flat, and what was kept
 COLUMNS = (
@@ -109,9 +110,9 @@ COLUMNS = (
 APART = 1e-3  # of a head's standard deviation
 LEGEND = (
     "Largest: of the score differences, in units of the standard deviation of each head's scores, over the entries "
-    f"that no side protects; apart: the share of them beyond {APART:g}. The other columns are those of the table of "
-    "kept indices.",
-    "Chunks: kvpress keeps whole chunks of 20, however many entries that is; CacheCraft is asked for as many.",
+    f"that no side protects; apart: the share of them beyond {APART:g}. The other columns: as in the table of kept "
+    "indices.",
+    "Chunks: kvpress keeps whole chunks of 20, however many entries that makes; CacheCraft is asked for as many.",
 )
 
 
