@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from tests.families import build_model
 from transformers import AttentionInterface
 
 from cachecraft.errors import ModelError
@@ -80,6 +81,15 @@ def test_padding_and_masks_are_refused_instead_of_ignored(tiny_model, untouched,
     with torch.no_grad(), attending(tiny_model):
         tiny_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
     assert untouched()
+
+
+def test_masks_by_kind_of_layer_are_refused_unless_they_mask_nothing() -> None:
+    model = build_model("gemma3")
+    ids, kinds = torch.tensor([[5, 6, 7]]), ("full_attention", "sliding_attention")
+    with torch.no_grad(), attending(model):
+        model(input_ids=ids, attention_mask=dict.fromkeys(kinds), use_cache=False)
+        with pytest.raises(ModelError, match="Padding and masks are not supported"):
+            model(input_ids=ids, attention_mask=dict.fromkeys(kinds, torch.zeros(1, 1, 3, 3)), use_cache=False)
 
 
 @pytest.mark.parametrize("version", ["4.57.1", "5.1.9", "5.25.0", "6.0.0"])
