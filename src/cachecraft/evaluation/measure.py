@@ -119,8 +119,12 @@ def _prepare(subject: Subject, settings: Settings, pending: Pending, clock: Stop
             selections.add_hindsight(trace, cells, queries_of(subject.structure, trace, follow, targets[0]))
     with clock.phase("retention"):
         segments = compressed_segments(subject.tokenizer, pending.item, prompt, trace.tokens)
-        good = [cell for cell in cells if selections.of(cell) is not None]
-        retained = {id(cell): retention(selections.masks(cell), segments) for cell in good}
+        compressed = subject.structure.compressed  # what other layers keep is not the policy's doing
+        retained = {
+            id(cell): retention([masks[layer] for layer in compressed], segments)
+            for cell in cells
+            if (masks := selections.of(cell)) is not None
+        }
     return _Prepared(pending, trace, selections, follow, targets, retained)
 
 
