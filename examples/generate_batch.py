@@ -10,7 +10,7 @@ import sys
 import cachecraft
 
 NOTES = "The harbour master keeps the tide tables in the red cabinet. The pilot boat leaves at six. "
-PROMPTS = (NOTES * 20 + "Where are the tide tables?", NOTES * 4 + "When does the pilot boat leave?")
+PROMPTS = (NOTES * 20 + "Where are the tide tables?", NOTES * 12 + "When does the pilot boat leave?")
 
 
 def main(model: str = "smollm2", policy: str = "snapkv") -> None:

@@ -122,10 +122,11 @@ def _prepare(
             selections.add_hindsight(trace, cells, queries_of(subject.structure, trace, follow, targets[0]))
     with clock.phase("retention"):
         segments = compressed_segments(subject.tokenizer, pending.item, prompt, trace.tokens)
-        decided = [(cell, selections.of(cell)) for cell in cells]
-        layers = subject.structure.compressed
+        compressed = subject.structure.compressed  # what other layers keep is not the policy's doing
         retained = {
-            id(cell): retention([masks[layer] for layer in layers], segments) for cell, masks in decided if masks
+            id(cell): retention([masks[layer] for layer in compressed], segments)
+            for cell in cells
+            if (masks := selections.of(cell)) is not None
         }
     return _Prepared(pending, trace, selections, follow, targets, retained)
 
