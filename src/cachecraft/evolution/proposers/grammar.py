@@ -28,7 +28,7 @@ from cachecraft.evolution.proposers.vocabulary import (
 LARGEST_SUM = 6  # terms of a program; more do not read like a person's
 _NORM_WEIGHTS = {"_ranked": 10, "_standardised": 1, "_scaled": 1, "_softened": 0.5}
 _WEIGHT_RANGE = (0.1, 1.0)
-_USUAL = 0.8  # how often a term has the sign that is usual for its signal
+_USUAL = 0.8  # how often a signal has its usual sign
 
 
 class Grammar:
@@ -64,25 +64,19 @@ class Grammar:
         functions = {"protect": protect} if "protect" in self.interface.editable else {}
         return Form("_parent", "", "", score, {}, {}, functions, {}, {})
 
-    def signal(self, draw: random.Random) -> ast.expr:
-        """A signal, (G, T)."""
-        return self._signal(draw)[0]
-
-    def _signal(self, draw: random.Random) -> tuple[ast.expr, int]:
+    def signal(self, draw: random.Random) -> tuple[ast.expr, int]:
+        """A signal, (G, T), and a sign for it, mostly the one that is usual."""
         signal = draw.choices(self._choices, weights=[each.weight for each in self._choices])[0]
         slots = {name: log_whole(draw, each) for name, each in SLOTS.items()}
         over = "mean" if draw.random() < 0.7 else "amax"
         text = signal.pattern.format(x=draw.choice(self._vectors(signal)), over=over, **slots)
-        return parse(text), signal.usual
+        return parse(text), signal.usual if draw.random() < _USUAL else -signal.usual
 
     def term(self, draw: random.Random) -> Term:
-        """A term: a signal on a common scale, at times pooled along the text, multiplied or gated.
-
-        Mostly with the sign that is usual for its signal.
-        """
-        signal, sign = self._signal(draw)
+        """A term: a signal on a common scale, at times pooled along the text, multiplied or gated."""
+        signal, sign = self.signal(draw)
         if draw.random() < 0.1:
-            signal = ast.BinOp(signal, ast.Mult(), self.signal(draw))
+            signal = ast.BinOp(signal, ast.Mult(), self.signal(draw)[0])
         if draw.random() < 0.3:
             signal = wrap(draw.choice(list(POOLS)), signal, log_whole(draw, SLOTS["width"]))
         norm = draw.choices(list(_NORM_WEIGHTS), weights=list(_NORM_WEIGHTS.values()))[0]
@@ -90,7 +84,7 @@ class Grammar:
         if draw.random() < 0.08 and self.interface.offers("layer", "layers"):
             body = ast.BinOp(parse(draw.choice(list(DEPTHS))), ast.Mult(), body)
         weight = rounded_weight(math.exp(draw.uniform(*map(math.log, _WEIGHT_RANGE))))
-        return Term(weight * (sign if draw.random() < _USUAL else -sign), body)
+        return Term(weight * sign, body)
 
     def score(self, draw: random.Random, terms: int | None = None) -> ast.expr:
         """A whole score of so many terms, or of 2 to 5."""

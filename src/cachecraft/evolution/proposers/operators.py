@@ -82,6 +82,15 @@ def reweigh(draw: random.Random, form: Form, grammar: Grammar) -> Change | None:
     return with_term(form, found, place, Term(weight, term.body)), note
 
 
+def reweigh_all(draw: random.Random, form: Form, grammar: Grammar) -> Change | None:
+    """Slightly other weights for all terms at once."""
+    found = sum_of(form)
+    if len(found.terms) < 2:
+        return None
+    terms = tuple(Term(rounded_weight(each.weight * math.exp(draw.gauss(0, 0.3))), each.body) for each in found.terms)
+    return with_sum(form, replace(found, terms=terms)), "Shifted all weights"
+
+
 def turn(draw: random.Random, form: Form, grammar: Grammar) -> Change | None:
     """The other sign for a term."""
     found = sum_of(form)
@@ -147,12 +156,18 @@ def put_in(form: Form, target: ast.expr, new: ast.expr, note: str) -> Change | N
 
 
 def swap_signal(draw: random.Random, form: Form, grammar: Grammar) -> Change | None:
-    """Another signal in the place of one."""
+    """Another signal in the place of one; where it is alone in its term, with the sign that is usual for it."""
     if grammar.empty:
         return None
-    old = draw.choice(signals(sum_of(form).terms[any_place(draw, sum_of(form))].body))
-    new = grammar.signal(draw)
-    return put_in(form, old, new, f"Replaced {told(form, old)} by {told(form, new)}")
+    found = sum_of(form)
+    place = any_place(draw, found)
+    term = found.terms[place]
+    known = signals(term.body)
+    old = draw.choice(known)
+    new, sign = grammar.signal(draw)
+    weight = abs(term.weight) * sign if len(known) == 1 else term.weight
+    changed = Term(weight, put(term.body, old, new))
+    return with_term(form, found, place, changed), f"Replaced {told(form, old)} by {told(form, new)}"
 
 
 def swap_vectors(draw: random.Random, form: Form, grammar: Grammar) -> Change | None:

@@ -22,6 +22,7 @@ from cachecraft.evolution.proposers.operators import (
     drop_term,
     put_in,
     reweigh,
+    reweigh_all,
     simplify,
     sum_of,
     swap_signal,
@@ -138,6 +139,7 @@ def heads(draw: random.Random, form: Form, grammar: Grammar) -> Change | None:
 SCORE_OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {
         "reweigh": reweigh,
+        "reweigh all": reweigh_all,
         "turn": turn,
         "add term": add_term,
         "drop term": drop_term,
