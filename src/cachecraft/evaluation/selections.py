@@ -123,7 +123,7 @@ class Selections:
                     self.rejected[id(cell)] = choice
                     continue
                 for layer, mask in zip(subject.structure.compressed, choice.masks(number), strict=True):
-                    self._take(layer, [cell], [Decision(mask, choice.forced[number])])
+                    self._take(layer, [cell], [Decision(mask, choice.forced[number], choice.read_keep)])
 
     def _take(self, layer: int, members: Sequence[Cell], decided: Sequence[Decision]) -> None:
         for cell, decision in zip(members, decided, strict=True):

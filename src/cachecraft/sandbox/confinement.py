@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import time
 from dataclasses import dataclass
 
 _NEW_NETWORK, _NEW_USER, _NEW_IPC = 0x40000000, 0x10000000, 0x08000000
@@ -120,7 +121,8 @@ def die_with(parent: int) -> None:
 def _limit(bounds: Bounds) -> list[str]:
     import resource  # not on Windows, where the server refuses to start
 
-    seconds = math.ceil(bounds.cpu_seconds) + 1
+    # What the process has used before, which is much where it is not a fork, does not count.
+    seconds = math.ceil(time.process_time() + bounds.cpu_seconds) + 1
     wanted = [
         ("processor time", resource.RLIMIT_CPU, seconds, seconds + 1),
         ("file size", resource.RLIMIT_FSIZE, bounds.file_bytes, bounds.file_bytes),

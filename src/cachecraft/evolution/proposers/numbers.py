@@ -140,7 +140,7 @@ def changed(draw: random.Random, source: str, interface: Interface) -> tuple[str
     Returns:
         The new source and what was changed.
     """
-    notes = []
+    notes, before = [], source
     for _ in range(draw.choice((1, 1, 2))):
         known = numbers(source, interface)
         if not known:
@@ -152,9 +152,12 @@ def changed(draw: random.Random, source: str, interface: Interface) -> tuple[str
             continue
         shared = [each for each in known if each.label == chosen.label and each.value == chosen.value]
         together = shared if _is_default(source, chosen) else [chosen]
+        made = source
         for each in sorted(together, key=lambda it: (it.node.lineno, it.node.col_offset), reverse=True):
-            source = _replaced(source, each.node, repr(new))
-        notes.append(f"{chosen.label} {new:g} instead of {chosen.value:g}")
+            made = _replaced(made, each.node, repr(new))
+        if made != before:  # a second change must not undo the first
+            source = made
+            notes.append(f"{chosen.label} {new:g} instead of {chosen.value:g}")
     return (source, f"Set {' and '.join(notes)}") if notes else None
 
 
