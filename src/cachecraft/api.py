@@ -14,7 +14,7 @@ from cachecraft.evaluation.settings import Progress, Settings
 from cachecraft.evaluation.store import Result, read_run
 from cachecraft.models import LoadedModel, load
 from cachecraft.reporting.plots import plot_score_against_bytes
-from cachecraft.reporting.summary import Summary, summarise
+from cachecraft.reporting.summary import FORCED_MATCH, Summary, summarise
 from cachecraft.reporting.tables import as_csv, as_json
 from cachecraft.runtime.structure import ModelStructure
 
@@ -34,14 +34,23 @@ class Evaluation:
     results: tuple[Result, ...]
 
     def summary(self, scoring: str | None = None, *, against: str = "") -> Summary:
-        """Macro averages with intervals, best policy first; of the run's first scoring unless another is named."""
+        """Macro averages with intervals, best policy first.
+
+        Args:
+            scoring: One that the run has, or ``"forced_match"`` where it has likelihoods; its first when missing.
+            against: A row that all others are compared with, item by item; "" for none.
+        """
         chosen = scoring or self.settings["scoring"][0]
         return summarise(self.results, chosen, against=against, skipped=self.settings.get("skipped"))
 
     def summaries(self, *, against: str = "") -> list[Summary]:
-        """A summary for each scoring that the results hold."""
-        held = dict.fromkeys(result.scoring for result in self.results)
-        return [self.summary(scoring, against=against) for scoring in self.settings["scoring"] if scoring in held]
+        """A summary for each scoring that the results hold; what a likelihood saw is told as forced match, too."""
+        held = {result.scoring for result in self.results}
+        told: list[str] = []
+        for scoring in self.settings["scoring"]:
+            if scoring in held:
+                told += [scoring, FORCED_MATCH] if scoring == "likelihood" else [scoring]
+        return [self.summary(scoring, against=against) for scoring in told]
 
     def export(self) -> list[Path]:
         """Write table.csv, table.json and, for each scoring, a plot as PNG and SVG into the run's folder."""

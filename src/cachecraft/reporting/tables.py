@@ -16,6 +16,7 @@ from cachecraft.reporting.summary import CellSummary, Row, Summary
 UNITS = {
     "answer": "share of the references found in the generated answer",
     "likelihood": "mean log-probability of the reference answer, nats per token",
+    "forced_match": "share of items with all reference tokens right under teacher forcing",
     "fidelity": "share of tokens on which it agrees with the full cache",
 }
 
