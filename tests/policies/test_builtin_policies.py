@@ -24,7 +24,7 @@ HEADS = {"grouped": (2, 3), "one group": (1, 4), "every head its own": (3, 1)}
 PUBLISHED = (
     *("random", "streaming_llm", "knorm", "vnorm", "keydiff", "value_diversity", "vk_ratio", "paged_eviction"),
     *("snapkv", "tova", "observed_attention", "h2o", "scissorhands", "expected_attention", "lagkv", "noncausal"),
-    *("leverage", "compactor", "cur", "q_filter", "caote", "criticalkv", "frc", "pooled"),
+    *("leverage", "compactor", "cur", "q_filter", "caote", "criticalkv", "frc", "pooled", "protected"),
 )
 
 
@@ -37,7 +37,7 @@ def test_every_method_of_the_single_pass_table_is_there() -> None:
 
 
 def test_wrappers_are_listed_apart_because_they_need_another_policy() -> None:
-    assert {"caote", "criticalkv", "pooled"} <= set(builtin_wrappers())
+    assert {"caote", "criticalkv", "pooled", "protected"} <= set(builtin_wrappers())
     assert not set(builtin_policies()) & set(builtin_wrappers())
 
 

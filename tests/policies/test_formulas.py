@@ -13,7 +13,7 @@ from cachecraft.policy.decide import keep_count, score
 TOLERANCE = 2e-5
 # Fewer keys than channels all have a leverage near 1, and what is left of it is standardised: rounding shows.
 LOOSE = {"leverage": 1e-3, "compactor": 1e-3}
-WRAPPERS_HERE = {"caote", "criticalkv", "pooled"}
+WRAPPERS_HERE = {"caote", "criticalkv", "pooled", "protected"}
 
 
 def scored(spec: str, tokens: int, ratio: float = 0.5, group: int = 3) -> torch.Tensor:
@@ -72,3 +72,10 @@ def test_pooling_is_over_the_neighbours_that_exist(kernel: int, before: int, aft
         near = plain[:, max(0, j - before) : j + after + 1]
         assert torch.allclose(mean[:, j], near.mean(dim=1), atol=1e-5)
         assert torch.equal(peak[:, j], near.amax(dim=1))
+
+
+def test_protection_of_ones_choice_leaves_the_scores_as_they_are() -> None:
+    layer = synthetic_layer(40)
+    policy = load_policy("protected(streaming_llm):first=2,last=3")
+    assert policy.protect(layer) == (2, 3) != load_policy("streaming_llm").protect(layer)
+    assert torch.equal(scored("protected(streaming_llm):first=2,last=3", 40), scored("streaming_llm", 40))
