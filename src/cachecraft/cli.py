@@ -10,8 +10,8 @@ import typer
 from cachecraft import __version__
 from cachecraft.cli_discover import discover_app
 from cachecraft.cli_generate import generate
-from cachecraft.errors import BudgetError, CacheCraftError, RunError
-from cachecraft.terminal import item_progress, one_sentence, out, say
+from cachecraft.errors import BudgetError, CacheCraftError
+from cachecraft.terminal import err, item_progress, one_sentence, out, say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,10 +23,6 @@ model_app = typer.Typer(no_args_is_help=True, help="The built-in model.")
 app.add_typer(model_app, name="model")
 app.registered_commands += discover_app.registered_commands
 app.command()(generate)
-
-DEMO_POLICIES = ("streaming_llm", "knorm", "keydiff", "vnorm", "vk_ratio", "snapkv", "tova", "frc")
-DEMO_RATIOS = (0.5, 0.75, 0.88)
-DEMO_TASKS = ("ruler:niah_single_1", "ruler:niah_single_2", "ruler:niah_multikey_1", "ruler:niah_multivalue")
 
 Models = Annotated[str, typer.Option("--model", help="smollm2 (built in), a hub id, a folder or a GGUF file.")]
 Run = Annotated[Path, typer.Option("--run", help="Folder of the run; made when missing, gone on with when not.")]
@@ -208,43 +204,29 @@ def fetch(name: Annotated[str, typer.Argument(help="A built-in model.")] = "smol
 def demo(
     run: Run = Path("runs/demo"),
     samples: Annotated[int, typer.Option(help="Items per task.")] = 2,
+    candidates: Annotated[int, typer.Option(help="Candidates of the short discovery, known policies included.")] = 96,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
 ) -> None:
-    """Compare eight policies on a real model at 1k tokens, on the RULER tasks that the model can do."""
+    """Discover a policy in minutes and compare it with eight known ones, on RULER tasks that a real model can do."""
     with one_sentence(lambda: _how_to_go_on(run)):
-        from cachecraft import api
+        from cachecraft.demo import ABLE, compare, full_scores, short_discovery
+        from cachecraft.reporting.search import search_display
 
         loaded = _load("smollm2", "auto", "cpu", threads, None)
-        say("Which tasks can the model do with its full cache?")
+        say("1 of 3. Which tasks can the model do with its full cache?")
         with item_progress("full cache") as progress:
-            probe = api.evaluate(
-                loaded,
-                policies=[],
-                ratios=[0.0],
-                tasks=DEMO_TASKS,
-                run=run / "eligible",
-                samples=2,
-                split="validation",
-                references=["full"],
-                progress=progress,
-            )
-        means = probe.summary().rows[0].cells["0"].by_task
-        able = [task for task in DEMO_TASKS if means[task] >= 0.5]
-        for task in DEMO_TASKS:
-            say(f"  {task}: {means[task]:.2f} {'' if task in able else '(left out)'}".rstrip())
-        if not able:
-            raise RunError("The model can do none of the demo's tasks, so there is nothing to compare on.")
+            scores = full_scores(loaded, run, progress=progress)
+        able = [task for task, score in scores.items() if score >= ABLE]
+        for task, score in scores.items():
+            say(f"  {task}: {score:.2f} {'' if task in able else '(left out)'}".rstrip())
+        say(f"2 of 3. A short discovery: {candidates} candidates, programs of known policies and mutations of them.")
+        with search_display(err) as display:
+            found = short_discovery(loaded, run, able, candidates, progress=display)
+        say(f"  The best one is {found}")
+        say("3 of 3. What was found beside known policies, on items that the search never saw.")
         with item_progress("evaluate") as progress:
-            evaluation = api.evaluate(
-                loaded,
-                policies=DEMO_POLICIES,
-                ratios=DEMO_RATIOS,
-                tasks=able,
-                run=run,
-                samples=samples,
-                progress=progress,
-            )
-        _print_evaluation(evaluation, "")
+            evaluation = compare(loaded, run, able, samples, found, progress=progress)
+        _print_evaluation(evaluation, found.stem)
 
 
 def _load(model: str, dtype: str, device: str, threads: int | None, revision: str | None) -> Any:

@@ -108,6 +108,8 @@ def search(
         best, line = population.best, baseline(population)
         progress(SearchProgress(phase, population.counts(), latest, best, line, share, (spent, left), found))
 
+    if not population.is_open and clock.share(population) >= 1:
+        return population  # nothing is left to do, so that no item need be recorded
     with ExitStack() as stack:
         report("recording")
         arenas = _arenas(subjects, settings, folder)
