@@ -122,7 +122,7 @@ def undecodable(model: PreTrainedModel, config: GenerationConfig | None, setting
     if mode not in ("greedy_search", "sample"):
         return mode.replace("_", " ")
     implementation = merged.cache_implementation
-    if implementation not in (None, "dynamic"):
+    if implementation not in (None, "dynamic", "hybrid"):  # the last is an old default that transformers drops itself
         return f"cache_implementation={implementation!r}"
     if merged.use_cache is False:
         return "use_cache=False"

@@ -152,7 +152,7 @@ class Compression:
     ) -> Any:
         """`generate`, after what cannot work was refused: beam search would fail only once the prompt was read."""
         own = self._structure.model.generation_config
-        if own is not None and own.cache_implementation and not kwargs.get(self._cache_name):
+        if own is not None and own.cache_implementation and kwargs.get(self._cache_name) is None:
             # Some models come with a kind of cache of their own; what the caller asks for goes first and is looked at.
             kwargs.setdefault(
                 "cache_implementation", getattr(generation_config, "cache_implementation", None) or "dynamic"
