@@ -81,6 +81,8 @@ class Compression:
         call = dict(zip(self._names, args, strict=False)) | kwargs
         cache = self._cache_of(call)
         held = held_layers(cache)
+        if held and (len(held), held[0].kv_heads) != (self._structure.layers, self._structure.kv_heads):
+            raise ModelError("The cache was made with another model; begin with an empty one.")
         new = NewTokens.of(call, held[0].seen if held else 0, held[0].pads if held else None)
         self._require_room(new, held)
         call |= {"position_ids": new.positions, "attention_mask": None, self._cache_name: cache}
