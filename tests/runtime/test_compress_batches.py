@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.families import build_model
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
@@ -183,8 +184,6 @@ def test_a_later_turn_of_a_padded_batch_is_that_of_its_rows(reference, tiny_mode
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_batches_run_and_keep_the_same_numbers(reference, dtype: torch.dtype) -> None:
-    from tests.conftest import build_model
-
     model = build_model("llama").to(dtype)
     rows = [reference.random_ids(length, length) for length in (7, 30)]
     with compress(model, policy="snapkv:window=6", ratio=0.5) as run:
