@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"runtime"},
 }
 # These stand on top: the public API and what a person runs.
-ON_TOP = {"__init__", "__main__", "answering", "api", "cli", "cli_discover", "cli_generate", "demo", "discovery"} | {"terminal"}
+ON_TOP = {
     "__init__",
     "__main__",
     "answering",
