@@ -33,6 +33,9 @@ def discover(
     level: Annotated[
         str, typer.Option(help="What candidates may edit: constants, scorer, selector, scorer+selector, allocation.")
     ] = "scorer+selector",
+    start: Annotated[
+        list[str] | None, typer.Option(help="NAME or FILE.py to begin with instead of all that is built in; repeat.")
+    ] = None,
     islands: Annotated[int, typer.Option(help="Populations that breed apart.")] = 1,
     workers: Annotated[int, typer.Option(help="Processes that run candidates; changes no result.")] = 1,
     test_samples: Annotated[int, typer.Option(help="Test items of each task for the final table; 0 for none.")] = 12,
@@ -45,6 +48,7 @@ def discover(
     with one_sentence(lambda: _kept(run)):
         from cachecraft.cli import _load, _number, _print_evaluation, _split
         from cachecraft.discovery import discover as run_discovery
+        from cachecraft.discovery import starting_from
         from cachecraft.evolution.settings import DiscoverySettings, parse_budget
         from cachecraft.reporting.search import describe_search, search_display
         from cachecraft.tasks.registry import load_tasks
@@ -59,6 +63,8 @@ def discover(
             islands=islands,
         )
         spent = parse_budget(budget)
+        if start:
+            settings = starting_from(start, settings)
         loaded = [_load(name, dtype, device, threads, None) for name in model or ["smollm2"]]
         with search_display(err) as display, item_progress("test") as bar:
             found = run_discovery(

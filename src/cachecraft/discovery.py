@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cachecraft import api
-from cachecraft.errors import RunError
+from cachecraft.errors import PolicyLoadError, RunError
 from cachecraft.evaluation.settings import Progress, versions
 from cachecraft.evaluation.statistics import Estimate
 from cachecraft.evaluation.store import open_run, read_run
+from cachecraft.evolution.admission import static_stage
 from cachecraft.evolution.decompose import Worth, means, worth
 from cachecraft.evolution.lineage import export, with_provenance
 from cachecraft.evolution.loop import SearchProgress, baseline, leaders, search
@@ -21,11 +22,12 @@ from cachecraft.evolution.records import Candidate
 from cachecraft.evolution.settings import DiscoverySettings, SearchBudget
 from cachecraft.models import LoadedModel, load
 from cachecraft.policy.contract import builtin_policies, load_policy
+from cachecraft.sandbox import Limits, Program, Sandbox
 
 # All that decides what a search does; only limits of time and workers may change between its commands.
 IDENTITY = (
     *("command", "models", "revisions", "dtypes", "tasks", "ratios", "length", "seed", "level", "features", "islands"),
-    *("quick", "items", "batch", "again", "most", "validation"),
+    *("quick", "items", "batch", "again", "most", "validation", "start"),
 )
 SHIPPED = 3  # policies that are written as files
 SCORERS = ("keydiff", "value_diversity", "snapkv", "random")  # crossed with what was found
@@ -117,6 +119,31 @@ def discover(
                 )
             )
     return Discovery(folder, files, best, line, tuple(tests))
+
+
+def starting_from(specs: Sequence[str], settings: DiscoverySettings) -> DiscoverySettings:
+    """The settings with policies to begin with.
+
+    Args:
+        specs: Names of built-in policies, or policy files.
+        settings: The others.
+
+    Raises:
+        CacheCraftError: There is no such policy, it wraps another, or it breaks the contract; says how.
+    """
+    start = []
+    with Sandbox(Limits(seconds=settings.seconds)) as sandbox:
+        for spec in specs:
+            policy = load_policy(spec, run=False)
+            if policy.base is not None or policy.selector is not None or ":" in policy.name:
+                raise PolicyLoadError(f"A search cannot start from {spec}: give a file or a name, without parameters.")
+            program = Program(policy.name, policy.source)
+            verdict = static_stage(program)
+            verdict = sandbox.check(program) if verdict.ok else verdict
+            if not verdict.ok:
+                raise PolicyLoadError(f"A search cannot start from {spec}: {verdict.reason}")
+            start.append((policy.name, policy.source))
+    return replace(settings, start=tuple(start))
 
 
 def _export(population: Population, folder: Path, record: dict[str, Any]) -> tuple[tuple[Path, ...], Candidate]:

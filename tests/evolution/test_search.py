@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tests.conftest import build_model, build_tokenizer
 
-from cachecraft.errors import BudgetError, CacheCraftError
+from cachecraft.discovery import starting_from
+from cachecraft.errors import BudgetError, CacheCraftError, PolicyLoadError
 from cachecraft.evaluation.selections import Subject
 from cachecraft.evolution import arena, fitness, loop
 from cachecraft.evolution.fitness import correlation, much_worse
@@ -144,6 +145,40 @@ def test_the_same_choices_in_other_words_are_recognised_before_they_cost_anythin
         told = population.told()[-3:]
         assert [each.stage for each in told[1:]] == ["program", "behaviour"]
         assert all(not population.scores(each.number) for each in told[1:])
+
+
+def test_a_search_begins_with_the_programs_that_it_is_given(subject: Subject, tmp_path: Path) -> None:
+    given = starting_from(["keydiff", "vnorm"], settings())
+    with search([subject], given, SearchBudget(candidates=3), tmp_path / "run") as population:
+        notes = [each.proposal.note for each in population.told()]
+    assert notes[:2] == ["Built-in policy keydiff", "Built-in policy vnorm"]
+    assert population.candidates[3].proposal.parents
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("def score_tokens(f):\n    return f.keys[..., 0] / 0", "not finite"),
+        ("import os\ndef score_tokens(f):\n    return f.keys[..., 0]", "may not run"),
+    ],
+)
+def test_a_search_does_not_begin_with_a_program_that_breaks_the_contract(
+    text: str, complaint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(PolicyLoadError, match=complaint):
+        starting_from([str(path)], settings())
+
+
+def test_a_finished_search_records_nothing_again(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = SearchBudget(candidates=2)
+    search([subject], settings(), budget, tmp_path / "run").close_database()
+    monkeypatch.setattr(loop, "Arena", None)  # what records items
+    with search([subject], settings(), budget, tmp_path / "run") as population:
+        assert len(population.told()) == 2
 
 
 def test_tasks_that_cannot_tell_policies_apart_are_refused_by_name(

@@ -18,7 +18,7 @@ from cachecraft.evolution.arena import Arena, Scale, eligible
 from cachecraft.evolution.cascade import Cascade
 from cachecraft.evolution.fitness import correlation
 from cachecraft.evolution.population import Population
-from cachecraft.evolution.proposers.mutate import MutateProposer, seed_proposals
+from cachecraft.evolution.proposers.mutate import MutateProposer, seed_proposals, start_proposals
 from cachecraft.evolution.proposers.protocol import Proposer
 from cachecraft.evolution.records import Candidate, PopulationSettings
 from cachecraft.evolution.settings import DiscoverySettings, SearchBudget
@@ -151,7 +151,8 @@ def _ask(population: Population, proposer: Proposer, settings: DiscoverySettings
     if budget.candidates is not None:
         count = min(count, budget.candidates - len(population.told()))
     known = len(population.told())
-    seeds = seed_proposals(settings.interface, settings.seed)
+    start = start_proposals(settings.start)
+    seeds = start or seed_proposals(settings.interface, settings.seed)
     proposals = seeds[known : known + count] if known < len(seeds) else proposer.ask(population, count)
     if not proposals:
         return False

@@ -69,6 +69,7 @@ class DiscoverySettings:
         features: Features that candidates may read; None for all.
         islands: Populations that breed apart.
         seconds: Time that a candidate may take for its choices on all items of a stage.
+        start: Names and sources of the programs to begin with, instead of the built-in policies and single signals.
     """
 
     tasks: tuple[str, ...]
@@ -85,6 +86,7 @@ class DiscoverySettings:
     features: tuple[str, ...] | None = None
     islands: int = 1
     seconds: float = 20.0
+    start: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be searched with.
@@ -122,4 +124,5 @@ class DiscoverySettings:
         return {
             "command": "discover",
             **{key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()},
+            "start": [list(each) for each in self.start],
         }

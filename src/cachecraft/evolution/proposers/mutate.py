@@ -156,6 +156,13 @@ class MutateProposer:
         return child != parent and not check_edit(parent, child, self.interface)
 
 
+def start_proposals(start: Sequence[tuple[str, str]]) -> list[Proposal]:
+    """What a run begins with when it is told: these programs, by name and source."""
+    builtin = set(builtin_policies())
+    notes = {name: f"Built-in policy {name}" if name in builtin else f"Given policy {name}" for name, _ in start}
+    return [Proposal(source, (), "seed", notes[name], "seed") for name, source in start]
+
+
 def seed_proposals(interface: Interface, seed: int, grammar_programs: int = 12) -> list[Proposal]:
     """What a run begins with: every built-in policy that can be bred from, as it is, and programs of the grammar.
 
