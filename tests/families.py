@@ -1,7 +1,7 @@
 """A tiny random model of every supported class and rotary embedding; nothing is read from a hub.
 
-`build_model("gemma3")` makes one, `model_of("gemma3")` gives one that all tests share; `FAMILIES` names all of them. Each has two query heads for each of its two key-value
-heads of width 16, and at least two layers.
+`build_model("gemma3")` makes one, `model_of("gemma3")` gives one that all tests share; `FAMILIES` names all of them.
+Each has two query heads for each of its two key-value heads of width 16, and at least two layers.
 """
 
 from __future__ import annotations
@@ -96,9 +96,7 @@ _FAMILIES: dict[str, Family] = {
 FAMILIES = tuple(_FAMILIES)
 
 
-def build_model(
-    family: str, *, seed: int = 0, dtype: torch.dtype | None = None, **changes: object
-) -> PreTrainedModel:
+def build_model(family: str, *, seed: int = 0, dtype: torch.dtype | None = None, **changes: object) -> PreTrainedModel:
     """A small model with 4 query heads on 2 key-value heads of width 16, in eval mode.
 
     The weights are wider than a fresh model's, so that attention is far from uniform and scores differ.

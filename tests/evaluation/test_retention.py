@@ -19,7 +19,6 @@ from cachecraft.models import LoadedModel
 from cachecraft.reporting.retention import print_retention
 from cachecraft.tasks import load_tasks, render
 
-
 pytestmark = pytest.mark.usefixtures("brief_answers")
 
 

@@ -14,7 +14,7 @@ from cachecraft.models.loading import resolve_device, resolve_dtype
 
 @pytest.fixture(scope="session", autouse=True)
 def loaded_once() -> Iterator[None]:
-    """Who asks for a model as another test did gets that one: loading takes longer than most of what is done with it."""
+    """Who asks for a model as another test did gets that one: loading takes longer than most of what is done."""
     load = cachecraft.models.load
 
     @functools.cache
