@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.families import FAMILIES, WINDOW, build_model
+from tests.families import FAMILIES, WINDOW, build_model, model_of
 from tests.runtime.conftest import masked_logits, random_ids
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -26,6 +26,7 @@ from cachecraft.reporting.summary import summarise
 from cachecraft.reporting.tables import notes
 from cachecraft.runtime.structure import ModelStructure
 
+pytestmark = pytest.mark.usefixtures("brief_answers")
 TOKENS, MOST = 60, 8
 PROMPT = [11, 57, 23, 90]
 SLIDING = {"qwen2-sliding": [1], "gemma2": [0], "gemma3": [0, 2]}
@@ -44,7 +45,7 @@ def greedy(model: PreTrainedModel, ids: list[int], masks: list[Tensor], stops: f
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_and_likelihoods_are_those_of_a_dense_pass_that_hides_what_was_evicted(family, plain_tokenizer) -> None:
-    model, ids = build_model(family), random_ids(TOKENS, 1)
+    model, ids = model_of(family), random_ids(TOKENS, 1)
     structure = ModelStructure.of(model)
     subject = Subject(structure, plain_tokenizer, "tiny", "r0", "float32")
     trace = record(structure, ids)
@@ -64,7 +65,7 @@ def test_answers_and_likelihoods_are_those_of_a_dense_pass_that_hides_what_was_e
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_trace_holds_of_a_sliding_layer_what_its_window_shows(family, plain_tokenizer, tmp_path: Path) -> None:
-    model, ids = build_model(family), random_ids(TOKENS, 2)
+    model, ids = model_of(family), random_ids(TOKENS, 2)
     structure = ModelStructure.of(model)
     trace = record(structure, ids)
     sliding = SLIDING.get(family, [])
@@ -92,7 +93,7 @@ def test_a_trace_holds_of_a_sliding_layer_what_its_window_shows(family, plain_to
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_hindsight_orders_the_compressed_layers_only(family: str) -> None:
-    model, ids = build_model(family), random_ids(TOKENS, 3)
+    model, ids = model_of(family), random_ids(TOKENS, 3)
     structure = ModelStructure.of(model)
     trace = record(structure, ids)
     orders = hindsight_orders(structure, trace, queries_of(structure, trace, PROMPT, [30, 40]))
@@ -102,9 +103,9 @@ def test_hindsight_orders_the_compressed_layers_only(family: str) -> None:
 
 
 def test_a_run_says_which_layers_were_not_compressed_and_counts_their_bytes(tiny_tokenizer, tmp_path: Path) -> None:
-    structure = ModelStructure.of(build_model("gemma3", sliding_window=700))
+    structure = ModelStructure.of(build_model("gemma3", sliding_window=400))
     subject = Subject(structure, tiny_tokenizer, "tiny", "r0", "float32")
-    asked = Settings(("knorm",), (Budget(ratio=0.75),), ("ruler:niah_single_1",), length=600, samples=1)
+    asked = Settings(("knorm",), (Budget(ratio=0.75),), ("ruler:niah_single_1",), length=360, samples=1)
     store, ids = evaluate(subject, asked, tmp_path / "run")
     results = list(store.results(ids))
     store.close()
@@ -114,17 +115,17 @@ def test_a_run_says_which_layers_were_not_compressed_and_counts_their_bytes(tiny
         assert result.full_bytes == ENTRY * 3 * result.tokens
     lines = notes(summarise(results, "answer"), store.settings)
     assert structure.note in lines
-    assert structure.note.startswith("1 of 3 layers are compressed; the others attend to the last 700 tokens only")
+    assert structure.note.startswith("1 of 3 layers are compressed; the others attend to the last 400 tokens only")
 
 
 @pytest.mark.parametrize("family", SLIDING)
 def test_a_run_measures_models_whose_layers_slide(family: str, tiny_tokenizer, tmp_path: Path) -> None:
     found = api.evaluate(
-        LoadedModel(build_model(family), tiny_tokenizer, "tiny", "r0", "float32", "cpu"),
+        LoadedModel(model_of(family), tiny_tokenizer, "tiny", "r0", "float32", "cpu"),
         policies=["streaming_llm", "knorm"],
         ratios=[0.5],
         tasks=["ruler:niah_single_1"],
-        length=700,
+        length=360,
         samples=1,
         references=["full", "hindsight"],
         scoring=["answer", "likelihood", "fidelity"],

@@ -1,4 +1,4 @@
-"""Recorded items in files, one warmed sandbox for each module, and the canaries: small programs that cheat or break."""
+"""Recorded items in files, one warmed sandbox, and the canaries: small programs that cheat or break."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def items(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SharedItem]:
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def sandbox(items: dict[str, SharedItem]) -> Iterator[Sandbox]:
     """A started sandbox that has the items."""
     with Sandbox(Limits(seconds=20, memory_bytes=192 << 20)) as started:

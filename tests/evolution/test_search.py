@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import build_model, build_tokenizer
+from tests.conftest import build_tokenizer
+from tests.families import model_of
 
 from cachecraft.discovery import starting_from
 from cachecraft.errors import BudgetError, CacheCraftError, PolicyLoadError
@@ -20,26 +22,54 @@ from cachecraft.evolution.proposers.mutate import seed_proposals
 from cachecraft.evolution.records import Candidate, Fitness, Proposal
 from cachecraft.evolution.settings import DiscoverySettings, SearchBudget, parse_budget
 from cachecraft.runtime.structure import ModelStructure
-from cachecraft.sandbox import Program
+from cachecraft.sandbox import Limits, Program, Sandbox
+
+pytestmark = pytest.mark.usefixtures("brief_answers")
+CANDIDATES = 6
 
 
 @pytest.fixture(scope="module")
 def subject() -> Subject:
-    return Subject(ModelStructure.of(build_model("llama")), build_tokenizer(), "tiny", "r0", "float32")
+    return Subject(ModelStructure.of(model_of("llama")), build_tokenizer(), "tiny", "r0", "float32")
 
 
-@pytest.fixture(autouse=True)
-def easy(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def lend() -> Iterator[Callable[[Limits], AbstractContextManager[Sandbox]]]:
+    """Gives searches the same sandboxes, emptied in between: starting one takes longer than a search does."""
+    free = [Sandbox(), Sandbox()]
+
+    @contextmanager
+    def lent(limits: Limits) -> Iterator[Sandbox]:
+        box = free.pop()
+        box.limits = limits
+        box.start()
+        try:
+            yield box
+        finally:
+            for name in list(box._items):
+                box.unload(name)
+            free.append(box)
+
+    yield lent
+    for box in free:
+        box.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def easy(lend: Callable[[Limits], AbstractContextManager[Sandbox]]) -> Iterator[None]:
     """A random model can do no task, and most seeds are left out to save time."""
-    monkeypatch.setattr(arena, "ELIGIBLE", -1.0)
-    monkeypatch.setattr(loop, "seed_proposals", lambda *given: seed_proposals(*given)[:3])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "Sandbox", lend)
+        patch.setattr(arena, "ELIGIBLE", -1.0)
+        patch.setattr(loop, "seed_proposals", lambda *given: seed_proposals(*given)[:3])
+        yield
 
 
 def settings(**changes: Any) -> DiscoverySettings:
     given: dict[str, Any] = {
         "tasks": ("ruler:niah_single_1",),
         "ratios": (0.5, 0.75),
-        "length": 500,
+        "length": 330,
         "items": 2,
         "batch": 3,
         "again": 1,
@@ -57,34 +87,27 @@ def story(population: Population) -> list[tuple[object, ...]]:
 
 
 def found(subject: Subject, folder: Path, **changes: Any) -> list[tuple[object, ...]]:
-    with search([subject], settings(), SearchBudget(candidates=9), folder, **changes) as population:
+    with search([subject], settings(), SearchBudget(candidates=CANDIDATES), folder, **changes) as population:
         return story(population)
 
 
 @pytest.fixture(scope="module")
-def reference(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[object, ...]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arena, "ELIGIBLE", -1.0)
-        patch.setattr(loop, "seed_proposals", lambda *given: seed_proposals(*given)[:3])
-        return found(subject, tmp_path_factory.mktemp("reference") / "run")
+def reference(
+    brief_answers: None, easy: None, subject: Subject, tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[object, ...]]:
+    return found(subject, tmp_path_factory.mktemp("reference") / "run")
 
 
 def test_a_search_ends_at_its_budget_and_breeds_from_its_seeds(reference: list[tuple[object, ...]]) -> None:
-    assert len(reference) == 9
+    assert len(reference) == CANDIDATES
     assert [parents for *_, parents in reference[:3]] == [()] * 3
     assert any(parents for *_, parents in reference[3:])
-    assert sum(state == "ok" for _, _, state, *_ in reference) >= 6
+    assert sum(state == "ok" for _, _, state, *_ in reference) >= 4
 
 
-def test_a_search_is_the_same_for_any_number_of_workers(
-    subject: Subject, tmp_path: Path, reference: list[tuple[object, ...]]
-) -> None:
-    assert found(subject, tmp_path / "run", workers=2) == reference
-
-
-@pytest.mark.parametrize("after", [1, 5])
-def test_an_interrupted_search_goes_on_as_if_it_had_not_been(
-    subject: Subject, tmp_path: Path, reference: list[tuple[object, ...]], after: int
+@pytest.mark.parametrize(("after", "workers"), [(1, 2), (4, 1)])
+def test_an_interrupted_search_goes_on_as_if_it_had_not_been_with_any_number_of_workers(
+    subject: Subject, tmp_path: Path, reference: list[tuple[object, ...]], after: int, workers: int
 ) -> None:
     seen = 0
 
@@ -96,7 +119,7 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(
 
     with pytest.raises(KeyboardInterrupt):
         found(subject, tmp_path / "run", progress=stop)
-    assert found(subject, tmp_path / "run") == reference
+    assert found(subject, tmp_path / "run", workers=workers) == reference
 
 
 class Fixed:
@@ -121,7 +144,7 @@ def test_cheats_are_rejected_with_a_reason_each_and_the_search_goes_on(
     cheats = ["keeps_everything", "returns_lists", "reads_files", "writes_keys", "remembers", "slow"]
     sources = [canary(name).source for name in cheats]
     budget = SearchBudget(candidates=20)
-    given = settings(seconds=3.0)
+    given = settings(seconds=2.0)
     with search([subject], given, budget, tmp_path / "run", proposer=Fixed(sources)) as population:
         told = {each.number: each for each in population.told()}
     assert len(told) == 3 + len(cheats)
