@@ -1,1 +1,1 @@
-"""Talking to a language model: replies, the record of every call, the endpoint and what stands between it and the run."""
+"""Talking to a language model: reading replies, recording calls, reaching an endpoint and sparing it."""

@@ -97,7 +97,7 @@ def read_reply(text: str | None, parent: str, *, finish: str = "stop", refused: 
         refused: The endpoint itself marks the reply as a refusal.
 
     Returns:
-        The changed program, with line ends of ``\\n``; it may still not parse.
+        The changed program, with plain line ends; it may still not parse.
 
     Raises:
         ReplyError: The reply is not used, with its kind.
@@ -145,7 +145,7 @@ def _blocks(lines: Sequence[str]) -> tuple[list[tuple[list[str], list[str]]], li
         mark = line.strip()
         if _SEARCH.fullmatch(mark):
             if search is not None:
-                raise ReplyError(Fault.MALFORMED, "A SEARCH begins inside another one; close each with >>>>>>> REPLACE.")
+                raise ReplyError(Fault.MALFORMED, "A SEARCH begins inside another; close each with >>>>>>> REPLACE.")
             search, replace = [], None
         elif search is not None and replace is None and _MIDDLE.fullmatch(mark):
             replace = []
@@ -153,7 +153,7 @@ def _blocks(lines: Sequence[str]) -> tuple[list[tuple[list[str], list[str]]], li
             if search is None or replace is None:
                 raise ReplyError(
                     Fault.MALFORMED,
-                    "A block needs <<<<<<< SEARCH, the old lines, =======, the new lines and >>>>>>> REPLACE, in order.",
+                    "A block is <<<<<<< SEARCH, the old lines, =======, the new lines, >>>>>>> REPLACE, in order.",
                 )
             found.append((search, replace))
             search = replace = None
@@ -194,7 +194,8 @@ def _fences(lines: Sequence[str]) -> list[str]:
     """What stands in fences that are, or may be, Python."""
     found: list[str] = []
     inside: list[str] = []
-    fence = language = ""
+    fence = ""
+    language = ""
     for line in lines:
         mark = _FENCE.fullmatch(line.strip())
         if not fence and mark:
@@ -232,16 +233,16 @@ def _replaced(parent: str, codes: Sequence[str]) -> str:
                 if given.setdefault(name, text) != text:
                     raise ReplyError(Fault.AMBIGUOUS, f"The reply defines {name} more than once; define it once.")
             elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
-                raise ReplyError(Fault.MALFORMED, f"The reply holds {text.splitlines()[0]!r}; give whole functions only.")
+                raise ReplyError(Fault.MALFORMED, f"The reply holds {text[:40]!r}; give whole functions only.")
     if not given:
         raise ReplyError(Fault.NO_EDIT, "The reply's fences define no function; give whole functions.")
     tree = _parsed(parent, "The parent")
     old = {name: node for node in tree.body if (name := _name(node))}
     lines = parent.replace("\r\n", "\n").split("\n")
     for node in sorted(old.values(), key=lambda each: -each.lineno):
-        text = given.get(_name(node))
-        if text is not None:
-            lines[node.lineno - 1 : node.end_lineno] = text.split("\n")
+        new = given.get(_name(node))
+        if new is not None:
+            lines[node.lineno - 1 : node.end_lineno] = new.split("\n")
     added = [text for name, text in given.items() if name not in old]
     source = "\n".join(lines).rstrip("\n") + "\n" + "".join(f"\n\n{text}\n" for text in added)
     return _with_imports(source, list(imports))
