@@ -230,6 +230,13 @@ def test_the_key_is_in_the_header_and_in_no_file(calls: Calls, tmp_path: Path) -
         assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
 
 
+def test_a_key_that_is_a_mere_word_is_not_struck_out_of_replies(calls: Calls) -> None:
+    with standing_in([Act("return keys")]) as server:
+        found, _ = asker(server, calls)
+        found._endpoint = OpenAiEndpoint(server.url, "key")
+        assert ask(found) == "return keys"
+
+
 def test_recorded_replies_are_replayed_without_an_endpoint(calls: Calls, tmp_path: Path) -> None:
     with standing_in([GOOD]) as server:
         found, _ = asker(server, calls, prices=(Price(1.0, 1.0),))

@@ -125,10 +125,11 @@ class Calls:
         """
         self.folder = folder
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(folder / "run.sqlite", timeout=30)
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.executescript(_SCHEMA)
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise RunError(f"The calls in {folder} cannot be opened ({error}); name another run folder.") from error
 
     def begin(self, place: Place, model: str, messages: Sequence[Message], most: Most) -> int:

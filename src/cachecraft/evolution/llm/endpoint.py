@@ -21,7 +21,8 @@ from pydantic import BaseModel, ValidationError
 from cachecraft.evolution.llm.calls import Message, Reply
 from cachecraft.evolution.llm.settings import EndpointError
 
-LONGEST = 4 << 20  # bytes of an answer that are read
+LONGEST = 4 << 20  # characters of an answer that are read
+SECRET = 12  # characters; a shorter key, as "none" for a server that needs none, is a word and not struck out
 
 
 class TransientError(Exception):
@@ -209,7 +210,8 @@ class OpenAiEndpoint:
 
     def clean(self, said: object, length: int = 300) -> str:
         """What somebody else said, without the key, and not longer than it is worth."""
-        return str(said).replace(self._key, "[key]")[:length] if self._key else str(said)[:length]
+        text = str(said) if len(self._key) < SECRET else str(said).replace(self._key, "[key]")
+        return text[:length]
 
 
 def _count(tokens: int | None) -> int | None:
