@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,12 +15,23 @@ discover_app = typer.Typer()
 DEFAULT_TASKS = "ruler:niah_single_1,ruler:niah_single_2,ruler:niah_multikey_1,ruler:niah_multivalue"
 
 
+# Options that say what is searched, and are settings of the same name.
+SEARCHED = {"tasks", "length", "ratios", "seed", "items", "level", "islands"}
+
+
+def _given(context: typer.Context) -> set[str]:
+    """Options that were written out."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
 def _kept(run: Path) -> str:
     return f"What was found is kept in {run}; the same command goes on from there."
 
 
 @discover_app.command()
 def discover(
+    context: typer.Context,
     model: Annotated[
         list[str] | None, typer.Option(help="smollm2 (built in), a hub id, a folder or a GGUF file; repeat for more.")
     ] = None,
@@ -51,10 +63,16 @@ def discover(
     llm_reply_tokens: Annotated[
         int | None, typer.Option(help="Tokens that a reply may have; 2048 when missing.")
     ] = None,
+    llm_prompt_characters: Annotated[
+        int | None, typer.Option(help="Characters of a prompt beyond which programs are left out; 18000 when missing.")
+    ] = None,
     llm_seconds: Annotated[float | None, typer.Option(help="Time for a proposal, all tries; 300 when missing.")] = None,
     llm_temperature: Annotated[float | None, typer.Option(help="0 to 2; 0.8 when missing.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="Folder of changed prompt files.")] = None,
-    replay: Annotated[Path | None, typer.Option(help="A run whose recorded replies are used; no endpoint.")] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="A run to search again by its recorded replies; what is left out is as it was there."),
+    ] = None,
     diagnosis: Annotated[bool, typer.Option(help="Name plateaus and hacks, and act upon them.")] = True,
     workers: Annotated[int, typer.Option(help="Processes that run candidates; changes no result.")] = 1,
     test_samples: Annotated[int, typer.Option(help="Test items of each task for the final table; 0 for none.")] = 12,
@@ -68,6 +86,7 @@ def discover(
         from cachecraft.cli import _load, _number, _print_evaluation, _split
         from cachecraft.discovery import discover as run_discovery
         from cachecraft.evolution.proposers.assembly import proposing_from
+        from cachecraft.evolution.replaying import replayed
         from cachecraft.evolution.settings import DiscoverySettings, parse_budget
         from cachecraft.reporting.search import describe_search, search_display
         from cachecraft.tasks.registry import load_tasks
@@ -81,7 +100,13 @@ def discover(
             level=level,
             islands=islands,
         )
-        spent = parse_budget(budget)
+        spent, dtypes = parse_budget(budget), [dtype]
+        if replay is not None:
+            before, given = replayed(replay), _given(context)
+            settings = replace(before.settings, **{name: getattr(settings, name) for name in SEARCHED & given})
+            model, spent = model or list(before.models), spent if "budget" in given else before.budget
+            diagnosis = diagnosis if "diagnosis" in given else before.diagnosis
+            dtypes = dtypes if given & {"dtype", "model"} else list(before.dtypes)
         how = proposing_from(
             {
                 "base_url": llm_base_url,
@@ -89,6 +114,7 @@ def discover(
                 "most_tokens": llm_tokens,
                 "most_money": spent.money,
                 "reply_tokens": llm_reply_tokens,
+                "prompt_characters": llm_prompt_characters,
                 "deadline": llm_seconds,
                 "temperature": llm_temperature,
             },
@@ -97,7 +123,9 @@ def discover(
             prompts=prompts,
             replay=replay,
         )
-        loaded = [_load(name, dtype, device, threads, None) for name in model or ["smollm2"]]
+        names = model or ["smollm2"]
+        kinds = dtypes if len(dtypes) == len(names) else dtypes * len(names)
+        loaded = [_load(name, kind, device, threads, None) for name, kind in zip(names, kinds, strict=True)]
         with search_display(err) as display, item_progress("test") as bar:
             found = run_discovery(
                 loaded,

@@ -104,10 +104,10 @@ class Remedies:
         """
         if not population.told() or self._seen(population.generation):
             return []
-        changed = [self._judge(population, each) for each in self.all() if self._due(population, each)]
-        if not changed:
-            changed += self._act(population)
-        with self._connection:
+        with self._connection:  # all of it or nothing: a kill in between must not lead another way
+            changed = [self._judge(population, each) for each in self.all() if self._due(population, each)]
+            if not changed:
+                changed += self._act(population)
             self._connection.execute(
                 "INSERT OR REPLACE INTO population VALUES ('reviewed', ?)", (population.generation,)
             )
@@ -129,11 +129,10 @@ class Remedies:
         said = f"the best rose by {gain:.4f}" if better else f"no gain beyond noise ({gain:.4f})"
         said += f"; still seen: {still.evidence}" if still else "; no longer seen"
         verdict = "kept" if better or still is None else "undone"
-        with self._connection:
-            self._connection.execute(
-                "UPDATE diagnoses SET verdict = ?, reviewed = ?, result = ? WHERE number = ?",
-                (verdict, population.generation, said, each.number),
-            )
+        self._connection.execute(
+            "UPDATE diagnoses SET verdict = ?, reviewed = ?, result = ? WHERE number = ?",
+            (verdict, population.generation, said, each.number),
+        )
         return next(found for found in self.all() if found.number == each.number)
 
     def _act(self, population: Population) -> list[Diagnosis]:
@@ -148,12 +147,11 @@ class Remedies:
                     continue
                 last = population.told()[-1].number
                 row = (population.generation, last, finding.kind, finding.what, finding.evidence, action)
-                with self._connection:
-                    self._connection.execute(
-                        "INSERT INTO diagnoses (generation, candidate, kind, what, evidence, action, change, verdict, "
-                        "result) VALUES (?,?,?,?,?,?,?,'in force','')",
-                        (*row, json.dumps(change, sort_keys=True)),
-                    )
+                self._connection.execute(
+                    "INSERT INTO diagnoses (generation, candidate, kind, what, evidence, action, change, verdict, "
+                    "result) VALUES (?,?,?,?,?,?,?,'in force','')",
+                    (*row, json.dumps(change, sort_keys=True)),
+                )
                 return [self.all()[-1]]
         return []
 
@@ -175,7 +173,8 @@ def _actions(finding: Finding, conduct: Conduct) -> Iterator[tuple[str, dict[str
             yield "offered all features", {"features": None}
         while level in _WIDER:
             level = _WIDER[level]
-            yield f"opened the interface to {level}", {"level": level}
+            moved = "moved the interface to allocation, scorers and selectors staying as they are"
+            yield moved if level == "allocation" else f"opened the interface to {level}", {"level": level}
         yield "drew parents evenly from the diverse set", {"evenly": True}
     elif finding.kind == "collapse":
         yield "began again from the diverse set: parents are drawn evenly from it", {"evenly": True}

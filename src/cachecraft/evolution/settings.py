@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from cachecraft.errors import BudgetError, CacheCraftError
@@ -129,3 +130,16 @@ class DiscoverySettings:
             "command": "discover",
             **{key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()},
         }
+
+    @classmethod
+    def recorded(cls, record: Mapping[str, Any]) -> DiscoverySettings:
+        """The settings that a run.yaml tells of; the inverse of `record`.
+
+        Raises:
+            CacheCraftError: They are of no discovery, or mean nothing.
+        """
+        names = {each.name for each in fields(cls)}
+        found = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+        if record.get("command") != "discover" or not names <= set(found):
+            raise CacheCraftError("The run is no discovery of this version; name the folder of one.")
+        return cls(**{name: found[name] for name in names})

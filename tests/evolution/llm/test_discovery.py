@@ -76,17 +76,17 @@ def test_a_search_asks_a_model_stops_at_its_money_and_is_replayed_without_an_end
     budget = SearchBudget(money=0.5)
 
     def act(request: dict[str, Any]) -> Act:
-        return Act(PROGRAM.replace("{seed}", str(request["seed"])), usage=(100_000, 1000))
+        return Act(PROGRAM.replace("{seed}", str(request["seed"])), usage=(1000, 1000))
 
     with standing_in(act) as server:
-        llm = LlmSettings(server.url, ("m",), (Price(1.0, 10.0),), most_money=0.5)
+        llm = LlmSettings(server.url, ("m",), (Price(0.0, 100.0),), most_money=0.5)
         first = found(subject, folder, Proposing("llm", llm), budget)
-    assert len(first) == 2 + 4  # each reply cost $0.11, and a fifth could have passed $0.50 with its batch's other one
+    assert len(first) == 2 + 3  # each reply cost $0.10, and one of 2048 tokens more could have passed $0.50
     assert all(state == "ok" for _, state, *_ in first[2:])
     again = found(subject, tmp_path / "again", Proposing("llm", llm, replay=folder), budget)
     assert again == first
     story = "\n".join(explain_run(folder))
-    assert "llm m: 4 candidates" in story and "$0.4400" in story
+    assert "llm m: 3 candidates" in story and "$0.3000" in story
     for path in folder.rglob("*"):
         assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
 

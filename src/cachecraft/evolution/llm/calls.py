@@ -77,6 +77,17 @@ class Recorded:
 
 
 @dataclass(frozen=True)
+class Answered:
+    """An answered call: where it was asked, of whom, with what prompt, and what became of its reply."""
+
+    place: Place
+    model: str
+    messages: tuple[Message, ...]
+    reply: Reply
+    outcome: str
+
+
+@dataclass(frozen=True)
 class Totals:
     """What a run's calls came to.
 
@@ -178,6 +189,23 @@ class Calls:
             (place.generation, place.slot, place.round, place.turn, model, prompt, prompt),
         ).fetchone()
         return None if row is None else Recorded(row[0], Reply(row[1], row[2], bool(row[3]), row[4], row[5]), row[6])
+
+    def answered_calls(self) -> list[Answered]:
+        """Every call that was answered, in order."""
+        rows = self._connection.execute(
+            "SELECT generation, slot, round, turn, model, prompt, text, finish, refused, tokens_in, tokens_out, "
+            "outcome FROM llm_calls WHERE state = 'answered' ORDER BY number"
+        )
+        return [
+            Answered(
+                Place(*row[:4]),
+                row[4],
+                tuple(json.loads(row[5])),
+                Reply(row[6], row[7], bool(row[8]), *row[9:11]),
+                row[11],
+            )
+            for row in rows
+        ]
 
     def rounds(self, generation: int) -> int:
         """How many tries at a batch hold calls."""

@@ -79,6 +79,11 @@ class Transport:
         """What all calls came to."""
         return self.calls.totals()
 
+    def rounds(self, generation: int) -> int:
+        """How many tries at a batch are recorded, here or in the replayed run."""
+        recorded = [self.calls, self._replay] if self._replay is not None else [self.calls]
+        return max(each.rounds(generation) for each in recorded)
+
     def deadline(self) -> Deadline:
         """For a proposal that begins now."""
         return Deadline(self._clock, self._clock() + self.settings.deadline)

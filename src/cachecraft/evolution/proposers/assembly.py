@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from cachecraft.errors import UnknownNameError
-from cachecraft.evaluation.store import read_run
+from cachecraft.errors import RunError, UnknownNameError
 from cachecraft.evolution.llm.calls import Calls, Totals, open_recorded
 from cachecraft.evolution.llm.endpoint import OpenAiEndpoint
 from cachecraft.evolution.llm.settings import EndpointError, LlmSettings, Price, key_from_environment, parse_price
@@ -19,6 +18,7 @@ from cachecraft.evolution.proposers.llm import LlmProposer
 from cachecraft.evolution.proposers.mix import MixProposer
 from cachecraft.evolution.proposers.mutate import mutations
 from cachecraft.evolution.proposers.protocol import Conduct, Proposer
+from cachecraft.evolution.replaying import recorded_settings
 
 Kind = Literal["mutate", "llm", "mix"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -57,6 +57,16 @@ class Proposing:
                 f"The proposer {self.kind} needs an endpoint and a model; give --llm-base-url and --llm-model."
             )
 
+    def check(self) -> None:
+        """Look for what asking will need, before anything dear is begun: prompts, a key and the package that asks.
+
+        Raises:
+            CacheCraftError: Something is missing.
+        """
+        load_prompts(self.prompts)
+        if self.llm is not None and self.replay is None:
+            OpenAiEndpoint(self.llm.base_url, key_from_environment())
+
     def record(self) -> dict[str, Any]:
         """As written to run.yaml: nothing for mutations alone."""
         if self.llm is None:
@@ -82,13 +92,16 @@ def proposing_from(
         replay: A run whose recorded replies are used.
 
     Raises:
-        CacheCraftError: Something is missing, means nothing or does not go together.
+        CacheCraftError: Something is missing, means nothing or does not go together; or the run to be replayed asked
+            no language model.
     """
     llm = {name: value for name, value in given.items() if value is not None}
     if prices:
         llm["prices"] = tuple(parse_price(each) for each in prices)
     if replay is not None:
-        before = _recorded(replay)
+        before = recorded_settings(replay)
+        if "proposer" not in before:
+            raise RunError(f"{replay} asked no language model; name a run whose replies can be replayed.")
         kind = kind or before.get("proposer")
         llm = {name: before[key] for name, key in _RECORDED.items() if key in before} | llm
         llm["models"] = tuple(llm.get("models", ()))
@@ -104,8 +117,9 @@ def proposing_from(
     elif "base_url" not in llm or not llm.get("models"):
         raise EndpointError(f"The proposer {kind} needs an endpoint and a model; give --llm-base-url and --llm-model.")
     settings = LlmSettings(**llm) if llm else None
-    load_prompts(prompts)  # before anything dear is begun
-    return Proposing(kind, settings, prompts, replay)
+    found = Proposing(kind, settings, prompts, replay)
+    found.check()
+    return found
 
 
 # Names of settings, and what run.yaml calls them.
@@ -117,12 +131,6 @@ _RECORDED = {
     "reply_tokens": "reply_tokens",
     "prompt_characters": "prompt_characters",
 }
-
-
-def _recorded(folder: Path) -> dict[str, Any]:
-    store = read_run(folder)
-    store.close()
-    return store.settings
 
 
 @contextmanager

@@ -50,7 +50,8 @@ class LlmProposer:
             EndpointError: The endpoint cannot be used, or gave no usable reply in several batches.
         """
         fresh, round_ = 0, 0
-        while fresh < ROUNDS:
+        recorded = self._transport.rounds(population.generation)
+        while fresh < ROUNDS or round_ < recorded:
             calls = self._transport.totals.calls
             found: list[Proposal] = []
             known: set[str] = set()
@@ -62,14 +63,21 @@ class LlmProposer:
                 return found
             if found:
                 return found
-            now = self._transport.totals.calls
-            if now == calls and round_ >= self._transport.calls.rounds(population.generation):
-                return []
-            fresh, round_ = fresh + (now > calls), round_ + 1
+            if round_ >= recorded:
+                if self._transport.totals.calls == calls:
+                    return []
+                fresh += 1
+            round_ += 1
         faults = ", ".join(f"{count} {name}" for name, count in self._transport.totals.outcomes.items())
+        if not faults:
+            settings = self._transport.settings
+            raise EndpointError(
+                f"{settings.base_url} gave no reply within {settings.deadline:g} seconds "
+                f"in {ROUNDS * count} tries; start it or give it more --llm-seconds, and run the same command again."
+            )
         raise EndpointError(
             f"The model {self.model} gave no usable program in {ROUNDS * count} tries (replies so far: "
-            f"{faults or 'none'}); name another --llm-model, or run the same command to go on trying."
+            f"{faults}); name another --llm-model, or run the same command to go on trying."
         )
 
     def tell(self, candidate: Candidate) -> None:
