@@ -112,6 +112,8 @@ def search(
     began = time.monotonic()
     population = Population(folder, PopulationSettings(settings.seed, settings.islands))
     clock = _Clock(budget, began, population.seconds, calls)
+    if not population.is_open and clock.share(population) >= 1:
+        return population  # nothing is left to do, so that no item need be recorded
     start = Conduct(settings.interface, settings.again)
     remedies = Remedies(folder, start) if diagnosis else None
     conduct: Conduct | None = None
@@ -126,8 +128,6 @@ def search(
         times = (spent, left)
         progress(SearchProgress(phase, population.counts(), latest, best, line, share, times, found, calls(), done))
 
-    if not population.is_open and clock.share(population) >= 1:
-        return population  # nothing is left to do, so that no item need be recorded
     with ExitStack() as stack:
         report("recording")
         arenas = _arenas(subjects, settings, folder)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +14,28 @@ import pytest
 pytest.importorskip("openai")
 
 from tests.conftest import build_model, build_tokenizer
+from tests.evolution.llm.runs import seeded
 from tests.evolution.llm.standin import Act, standing_in
 from typer.testing import CliRunner
 
+from cachecraft import cli, discovery
 from cachecraft.cli import app
+from cachecraft.discovery import open_discovery
+from cachecraft.errors import CacheCraftError
 from cachecraft.evaluation.selections import Subject
+from cachecraft.evaluation.store import open_run
 from cachecraft.evolution import arena, loop
 from cachecraft.evolution.llm.calls import Calls
 from cachecraft.evolution.llm.settings import EndpointError, LlmSettings, Price
 from cachecraft.evolution.loop import SearchProgress, search
 from cachecraft.evolution.proposers.assembly import Proposing, proposing
 from cachecraft.evolution.proposers.mutate import seed_proposals
+from cachecraft.evolution.replaying import replayed
 from cachecraft.evolution.settings import DiscoverySettings, SearchBudget
 from cachecraft.reporting.explain import explain_run
 from cachecraft.reporting.search import calls_told
 from cachecraft.runtime.structure import ModelStructure
+from cachecraft.sandbox import Limits, Sandbox
 from cachecraft.sandbox.client import clean_environment
 
 KEY = "sk-very-secret-0123456789"
@@ -59,7 +70,15 @@ def easy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CACHECRAFT_LLM_KEY", KEY)
 
 
+@pytest.fixture(scope="module")
+def box() -> Iterator[Sandbox]:
+    with Sandbox(Limits(seconds=20)) as started:
+        yield started
+
+
 def found(subject: Subject, folder: Path, how: Proposing, budget: SearchBudget) -> list[Any]:
+    record = SETTINGS.record() | {"models": ["tiny"], "dtypes": ["float32"]} | how.record()
+    open_run(folder, record, ("seed",)).close()
     seen: list[SearchProgress] = []
     with (
         proposing(how, folder) as (make, calls),
@@ -69,26 +88,61 @@ def found(subject: Subject, folder: Path, how: Proposing, budget: SearchBudget) 
         return [(each.source, each.state, each.fitness, each.proposal.cost) for each in population.told()]
 
 
-def test_a_search_asks_a_model_stops_at_its_money_and_is_replayed_without_an_endpoint(
-    subject: Subject, tmp_path: Path
+def test_a_search_asks_a_model_is_kept_stops_at_its_money_and_is_replayed_without_an_endpoint(
+    subject: Subject, box: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loop, "Sandbox", lambda _: nullcontext(box))
     folder = tmp_path / "run"
-    budget = SearchBudget(money=0.5)
 
     def act(request: dict[str, Any]) -> Act:
+        if request["model"] == "nobody":
+            return Act(status=404, text="model not found")
         return Act(PROGRAM.replace("{seed}", str(request["seed"])), usage=(1000, 1000))
 
+    def how(model: str = "m", **given: Any) -> Proposing:
+        return Proposing("llm", LlmSettings(server.url, (model,), (Price(0.0, 100.0),), most_money=0.5), **given)
+
     with standing_in(act) as server:
-        llm = LlmSettings(server.url, ("m",), (Price(0.0, 100.0),), most_money=0.5)
-        first = found(subject, folder, Proposing("llm", llm), budget)
-    assert len(first) == 2 + 3  # each reply cost $0.10, and one of 2048 tokens more could have passed $0.50
-    assert all(state == "ok" for _, state, *_ in first[2:])
-    again = found(subject, tmp_path / "again", Proposing("llm", llm, replay=folder), budget)
-    assert again == first
+        with pytest.raises(EndpointError, match="no model 'nobody'"):
+            found(subject, folder, how("nobody"), SearchBudget(money=0.5))
+        with open_discovery(folder) as kept:
+            assert [each.state for each in kept.told()] == ["ok", "ok"]
+        first = found(subject, folder, how(), SearchBudget(money=0.5))
+        assert len(first) == 2 + 3  # each reply cost $0.10, and one of 2048 tokens more could have passed $0.50
+        assert any(state == "ok" for _, state, *_ in first[2:])
+    before = replayed(folder)
+    assert (before.settings, before.models, before.diagnosis) == (SETTINGS, ("tiny",), True)
+    assert found(subject, tmp_path / "again", how(replay=folder), before.budget) == first
     story = "\n".join(explain_run(folder))
     assert "llm m: 3 candidates" in story and "$0.3000" in story
     for path in folder.rglob("*"):
         assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
+
+
+class Caught(CacheCraftError):
+    """What the command asked for, instead of doing it."""
+
+
+def test_what_a_replay_leaves_out_is_as_it_was_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    how = Proposing("mix", LlmSettings("http://127.0.0.1:9/v1", ("m",), reply_tokens=77))
+    record = SETTINGS.record() | {"models": ["tiny"], "dtypes": ["float32"], "diagnosis": False} | how.record()
+    open_run(tmp_path, record, ()).close()
+    with seeded(tmp_path):
+        pass
+    asked: dict[str, Any] = {}
+
+    def instead(*models: Any, **given: Any) -> None:
+        asked.update(given, models=models)
+        raise Caught("Caught.")
+
+    monkeypatch.setattr(discovery, "discover", instead)
+    monkeypatch.setattr(cli, "_load", lambda *given: given[:2])
+    command = ["discover", "--replay", str(tmp_path), "--run", str(tmp_path / "again"), "--items", "2"]
+    assert CliRunner().invoke(app, command).exit_code == 2
+    assert asked["settings"] == replace(SETTINGS, items=2)
+    assert asked["models"] == ([("tiny", "float32")],)
+    assert (asked["budget"], asked["diagnosis"]) == (SearchBudget(candidates=1), False)
+    assert asked["proposing_by"] == replace(how, replay=tmp_path)
 
 
 def test_the_key_is_not_handed_to_candidates() -> None:
@@ -100,14 +154,6 @@ def test_an_unknown_cost_is_shown_as_unknown(tmp_path: Path) -> None:
     calls = Calls(tmp_path)
     assert "cost unknown" in " ".join(calls_told(calls.totals()))
     calls.close()
-
-
-def test_a_run_without_a_key_ends_before_anything_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CACHECRAFT_LLM_KEY")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    how = Proposing("llm", LlmSettings("http://127.0.0.1:9/v1", ("m",)))
-    with pytest.raises(EndpointError, match="no key"), proposing(how, tmp_path):
-        pass
 
 
 LLM = ["--proposer", "llm", "--llm-base-url", "http://127.0.0.1:9/v1", "--llm-model", "m"]
@@ -132,6 +178,24 @@ def test_bad_input_is_one_sentence_and_exit_code_2(given: list[str], said: str, 
     result = CliRunner().invoke(app, ["discover", "--run", str(tmp_path / "run"), *given])
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
+
+
+def test_a_missing_key_package_or_placeholder_is_told_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(*given: str) -> str:
+        result = CliRunner().invoke(app, ["discover", "--run", str(tmp_path / "run"), *LLM, *given])
+        assert result.exit_code == 2
+        return " ".join(result.output.split())
+
+    (tmp_path / "propose.md").write_text("Improve {{ parent }}.")
+    assert "lacks {{ better }}" in said("--prompts", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "openai", None)
+    assert "pip install 'cachecraft-kv[llm]'" in said()
+    monkeypatch.delenv("CACHECRAFT_LLM_KEY")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert "There is no key for the endpoint; set CACHECRAFT_LLM_KEY" in said()
+    assert not (tmp_path / "run").exists()
 
 
 def test_prompts_are_written_by_a_command(tmp_path: Path) -> None:

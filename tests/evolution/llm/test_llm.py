@@ -149,25 +149,25 @@ def test_a_model_that_gives_nothing_usable_stops_the_run_with_a_sentence(
 
 def test_a_limit_that_is_reached_ends_the_batch(population: Population, tmp_path: Path) -> None:
     with standing_in(numbered) as server:
-        found = proposer(server, tmp_path, most_tokens=12_000)
+        found = proposer(server, tmp_path, most_tokens=8_500)
         assert 1 <= len(found.ask(population, 100)) < 100
         assert found.ask(population, 0) == []
-    assert found._transport.calls.spent().tokens <= 12_000
+    assert found._transport.calls.spent().tokens <= 8_500
 
 
 Made = Callable[[Path, Calls | None], LlmProposer | MixProposer]
 
 
 def story(folder: Path, made: Made, script: Script, stop: int | None = None, replay: Path | None = None) -> list[Any]:
-    """A run of four generations; with `stop`, one that is ended while asking and gone on with."""
+    """A run of three generations; with `stop`, one that is ended while asking and gone on with."""
     recorded = open_recorded(replay) if replay else None
     with seeded(folder) as population:
         if stop is not None:
-            search(population, made(folder, recorded), stop)
-            made(folder, recorded).ask(population, 3)  # asked for, and killed before it was begun
-            search(population, made(folder, recorded), 4 - stop)
+            search(population, made(folder, recorded), stop, count=2)
+            made(folder, recorded).ask(population, 2)  # asked for, and killed before it was begun
+            search(population, made(folder, recorded), 3 - stop, count=2)
         else:
-            search(population, made(folder, recorded), 4)
+            search(population, made(folder, recorded), 3, count=2)
         return [(each.proposal, each.fitness, each.gain) for each in population.told()]
 
 
@@ -184,7 +184,7 @@ def test_a_run_is_the_same_resumed_and_replayed_and_asks_for_nothing_twice(tmp_p
 
         first = story(tmp_path / "a", made, act)
         asked = len(server.asked)
-        assert story(tmp_path / "b", made, act, stop=2) == first
+        assert story(tmp_path / "b", made, act, stop=1) == first
         assert len(server.asked) == 2 * asked
         assert story(tmp_path / "c", made, act, replay=tmp_path / "a") == first
         assert len(server.asked) == 2 * asked

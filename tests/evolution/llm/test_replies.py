@@ -6,7 +6,7 @@ import ast
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachecraft.evolution.llm.replies import Fault, ReplyError, read_reply
@@ -150,6 +150,7 @@ MARKS = ("<<<<<<< SEARCH", "=======", ">>>>>>> REPLACE", "```python", "```")
 PIECES = st.sampled_from([*MARKS, "    return length + other", "def f(x):", "a", "", "\r"])
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(PIECES, max_size=12))
 def test_no_reply_whatever_ends_in_anything_but_an_edit_or_a_kind(pieces: list[str]) -> None:
     with suppress(ReplyError):
