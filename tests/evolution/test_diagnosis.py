@@ -9,6 +9,7 @@ import pytest
 from tests.evolution.llm.runs import PARENT, measured, run, seeded
 
 from cachecraft.evolution.diagnosis import Thresholds, diagnose, hack_of
+from cachecraft.evolution.fitness import much_worse
 from cachecraft.evolution.interface import Interface
 from cachecraft.evolution.population import Population
 from cachecraft.evolution.proposers.mutate import mutations
@@ -185,13 +186,24 @@ def test_a_planted_hack_closes_the_hole(population: Population, tmp_path: Path) 
     assert kept.verdict == "kept" and remedies.conduct.interface.level == "scorer"
 
 
-def test_one_program_that_knows_its_items_by_heart_is_enough_for_a_guard(
-    population: Population, tmp_path: Path
-) -> None:
+def test_a_hole_in_the_harness_is_found_by_fresh_items_and_guarded(population: Population, tmp_path: Path) -> None:
+    """A harness that hands out the same needle again and again: who keeps place 137 leads, until an item is fresh."""
     remedies = Remedies(tmp_path, Conduct(Interface("scorer"), again=2), LIMITS)
-    reason = "On fresh items it recovers 0.10 after 0.90: it may know places or keys by heart."
-    run(population, [child(1)], lambda _: Outcome("suspect", reason, "again"))
-    (done,) = remedies.review(population)
+    hack = Proposal(PARENT.replace("= f.keys", "= -137 * f.keys"), (1,), "x", "", "llm m")
+    run(population, [hack, child(1)], lambda each: measured(0.99 if "137" in each.source else 0.5))
+    leader = population.best
+    assert leader is not None and leader.fitness is not None and "137" in leader.source
+    fresh = Fitness(0.05, 4, 0.1)
+    assert much_worse(leader.fitness, fresh)
+    population.begin([], Interface("scorer"), again=[leader.number])
+    reason = (
+        "On fresh items it recovers 0.05 after 0.99 on the items of its search: it may know places or keys by heart."
+    )
+    population.record_again(leader.number, Outcome("suspect", reason, "again"))
+    population.close()
+    assert population.best is not None and "137" not in population.best.source
+    (done,) = remedies.review(population)  # one such program is enough
+    assert (done.kind, done.what) == ("reward hack", "knows places or keys by heart")
     assert "guard" in done.action and remedies.conduct.again == 6
     assert remedies.conduct.warnings == ("Programs that cheat: knows places or keys by heart.",)
 

@@ -139,7 +139,9 @@ class DiscoverySettings:
             CacheCraftError: They are of no discovery, or mean nothing.
         """
         names = {each.name for each in fields(cls)}
-        found = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+        found: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
+        }
         if record.get("command") != "discover" or not names <= set(found):
             raise CacheCraftError("The run is no discovery of this version; name the folder of one.")
         return cls(**{name: found[name] for name in names})

@@ -20,13 +20,12 @@ from typer.testing import CliRunner
 
 from cachecraft import cli, discovery
 from cachecraft.cli import app
-from cachecraft.discovery import open_discovery
 from cachecraft.errors import CacheCraftError
 from cachecraft.evaluation.selections import Subject
 from cachecraft.evaluation.store import open_run
 from cachecraft.evolution import arena, loop
 from cachecraft.evolution.llm.calls import Calls
-from cachecraft.evolution.llm.settings import EndpointError, LlmSettings, Price
+from cachecraft.evolution.llm.settings import LlmSettings, Price
 from cachecraft.evolution.loop import SearchProgress, search
 from cachecraft.evolution.proposers.assembly import Proposing, proposing
 from cachecraft.evolution.proposers.mutate import seed_proposals
@@ -88,31 +87,23 @@ def found(subject: Subject, folder: Path, how: Proposing, budget: SearchBudget) 
         return [(each.source, each.state, each.fitness, each.proposal.cost) for each in population.told()]
 
 
-def test_a_search_asks_a_model_is_kept_stops_at_its_money_and_is_replayed_without_an_endpoint(
+def test_a_search_asks_a_model_stops_at_its_money_and_is_replayed_without_an_endpoint(
     subject: Subject, box: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "Sandbox", lambda _: nullcontext(box))
     folder = tmp_path / "run"
 
     def act(request: dict[str, Any]) -> Act:
-        if request["model"] == "nobody":
-            return Act(status=404, text="model not found")
         return Act(PROGRAM.replace("{seed}", str(request["seed"])), usage=(1000, 1000))
 
-    def how(model: str = "m", **given: Any) -> Proposing:
-        return Proposing("llm", LlmSettings(server.url, (model,), (Price(0.0, 100.0),), most_money=0.5), **given)
-
     with standing_in(act) as server:
-        with pytest.raises(EndpointError, match="no model 'nobody'"):
-            found(subject, folder, how("nobody"), SearchBudget(money=0.5))
-        with open_discovery(folder) as kept:
-            assert [each.state for each in kept.told()] == ["ok", "ok"]
-        first = found(subject, folder, how(), SearchBudget(money=0.5))
+        llm = LlmSettings(server.url, ("m",), (Price(0.0, 100.0),), most_money=0.5)
+        first = found(subject, folder, Proposing("llm", llm), SearchBudget(money=0.5))
         assert len(first) == 2 + 3  # each reply cost $0.10, and one of 2048 tokens more could have passed $0.50
         assert any(state == "ok" for _, state, *_ in first[2:])
     before = replayed(folder)
     assert (before.settings, before.models, before.diagnosis) == (SETTINGS, ("tiny",), True)
-    assert found(subject, tmp_path / "again", how(replay=folder), before.budget) == first
+    assert found(subject, tmp_path / "again", Proposing("llm", llm, replay=folder), before.budget) == first
     story = "\n".join(explain_run(folder))
     assert "llm m: 3 candidates" in story and "$0.3000" in story
     for path in folder.rglob("*"):

@@ -147,6 +147,14 @@ def test_a_model_that_gives_nothing_usable_stops_the_run_with_a_sentence(
     assert len(server.asked) == 2 * before
 
 
+def test_an_unknown_model_ends_the_run_and_what_it_has_is_kept(population: Population, tmp_path: Path) -> None:
+    gone = Act(status=404, text="model not found")
+    with standing_in([gone]) as server, pytest.raises(EndpointError, match="there is no model 'm'"):
+        proposer(server, tmp_path).ask(population, 2)
+    assert len(server.asked) == 1 and not population.is_open
+    assert [each.state for each in population.told()] == ["ok"]
+
+
 def test_a_limit_that_is_reached_ends_the_batch(population: Population, tmp_path: Path) -> None:
     with standing_in(numbered) as server:
         found = proposer(server, tmp_path, most_tokens=8_500)
