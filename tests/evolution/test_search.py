@@ -232,13 +232,18 @@ def test_fresh_items_that_are_far_worse_make_a_candidate_suspect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "budget"), [("600", SearchBudget(candidates=600)), ("30m", SearchBudget(seconds=1800.0))]
+    ("text", "budget"),
+    [
+        ("600", SearchBudget(candidates=600)),
+        ("30m", SearchBudget(seconds=1800.0)),
+        ("$5", SearchBudget(money=5.0)),
+    ],
 )
 def test_a_budget_is_a_number_of_candidates_or_a_time(text: str, budget: SearchBudget) -> None:
     assert parse_budget(text) == budget
 
 
-@pytest.mark.parametrize("text", ["0", "-3", "0m", "many", "", "m", "nanm", "$5"])
+@pytest.mark.parametrize("text", ["0", "-3", "0m", "many", "", "m", "nanm", "$0", "$", "$nan"])
 def test_a_budget_that_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(BudgetError):
         parse_budget(text)
