@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cachecraft.api import Evaluation as Evaluation
     from cachecraft.api import evaluate as evaluate
     from cachecraft.api import open_evaluation as open_evaluation
+    from cachecraft.budgeting import search_budgets as search_budgets
     from cachecraft.models import LoadedModel as LoadedModel
     from cachecraft.models import fetch as fetch_model
     from cachecraft.models import load as load_model
@@ -55,6 +56,7 @@ _HOMES = {
     "load_policy": ("cachecraft.policy.contract", "load_policy"),
     "open_evaluation": ("cachecraft.api", "open_evaluation"),
     "prefill": ("cachecraft.runtime.context", "prefill"),
+    "search_budgets": ("cachecraft.budgeting", "search_budgets"),
 }
 
 __all__ = [
@@ -77,6 +79,7 @@ __all__ = [
     "load_policy",
     "open_evaluation",
     "prefill",
+    "search_budgets",
 ]
 
 try:

@@ -26,6 +26,9 @@ def generate(
     selector: Annotated[
         str | None, typer.Option(help="Replaces the policy's own: tokens, chunks:20, pages:16.")
     ] = None,
+    allocation: Annotated[
+        str | None, typer.Option(help="uniform, pyramid, reversed_pyramid, adaptive, global or a budgets file.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="The most tokens of the answer.")] = 256,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, … or auto.")] = "auto",
@@ -41,7 +44,9 @@ def generate(
 
         if ratio is None and keep is None:
             raise CacheCraftError("How much stays? Give --ratio (share to evict, such as 0.75) or --keep (entries).")
-        asked = Budgeted.of(policy, ratio, keep, selector)  # what can be refused is refused before a model is loaded
+        asked = Budgeted.of(
+            policy, ratio, keep, selector, allocation
+        )  # what can be refused is refused before a model is loaded
         if max_new_tokens < 1:
             raise CacheCraftError(f"An answer of {max_new_tokens} tokens is none; let --max-new-tokens be at least 1.")
         if not question.strip():
