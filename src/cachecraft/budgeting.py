@@ -233,7 +233,7 @@ class _Setup:
             format=FORMAT,
             budgets=_shaped(self.completed(search, search.target), scorer.layers),
             model=self.subject.name,
-            policy=scorer.at(search.best).name,
+            policy=scorer.at(search.best).specification,
             granularity=self.settings.granularity,
             target=search.target,
             tokens=search.most,

@@ -73,7 +73,19 @@ class Policy:
     @property
     def foreign(self) -> bool:
         """Whether it, or what it wraps, does not come with CacheCraft."""
-        return Path(self.origin).parent != _BUILTIN_FOLDER or (self.base is not None and self.base.foreign)
+        return self._outside or (self.base is not None and self.base.foreign)
+
+    @property
+    def _outside(self) -> bool:
+        return Path(self.origin).parent != _BUILTIN_FOLDER
+
+    @property
+    def specification(self) -> str:
+        """What `load_policy` reads to make it again, apart from selector and allocation; a file by its path."""
+        short = self.name.partition("(")[0].partition(":")[0]
+        wrapped = f"({self.base.name})" if self.base else ""
+        written = f"({self.base.specification})" if self.base else ""
+        return (self.origin if self._outside else short) + written + self.name[len(short + wrapped) :]
 
     @property
     def custom_selector(self) -> bool:
