@@ -64,11 +64,12 @@ def differences(mask: Tensor, worth: Tensor, peer: Tensor, sure: int) -> tuple[i
     """
     order = worth.argsort(dim=-1, descending=True).argsort(dim=-1)
     rest = (order >= sure) & ~worth.isinf()
-    kept = worth.masked_fill(~(mask & rest), torch.inf)
-    layer = float(kept.min())
+    layer = worth.masked_fill(~(mask & rest), torch.inf).min()
     own = worth.gather(-1, (order == sure - 1).int().argmax(dim=-1, keepdim=True))
-    near = (worth - layer).abs() <= NEAR * abs(layer)
-    near |= (worth - own).abs() <= NEAR * own.abs()
+    near = torch.zeros_like(mask)
+    for threshold in (layer, own):
+        # A threshold among what is protected is infinite, and nothing is near it.
+        near |= threshold.isfinite() & ((worth - threshold).abs() <= NEAR * threshold.abs())
     differing = mask != peer
     return int(differing.sum()), int((differing & near).sum())
 

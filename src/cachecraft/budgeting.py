@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cachecraft import api
@@ -102,7 +103,10 @@ def search_budgets(
     calibration = setup.calibration("search")
     scorer, search = setup.begin(calibration)
     told_settings = setup.record()
-    open_run(folder, told_settings, [name for name in told_settings if name not in GROWING]).close()
+    store = open_run(folder, told_settings, [name for name in told_settings if name not in GROWING])
+    for split in ("search", "validation") if asked.held_out else ("search",):
+        store.log_reading(split, "budgets", datetime.now(UTC).isoformat(timespec="seconds"))
+    store.close()
     latest: SearchProgress | None = None
 
     def told(seen: SearchProgress) -> None:

@@ -113,13 +113,15 @@ def test_a_policy_file_decides_the_same_in_the_sandbox_and_in_process(
 ) -> None:
     own = tmp_path / "own.py"
     own.write_text("def score_tokens(f):\n    return -f.keys.norm(dim=-1)\n")
-    store, ids = evaluate(subject, settings(policies=(str(own), "knorm")), tmp_path / "run", trust=trust)
+    asked = settings(policies=(str(own), "knorm"), allocations=("uniform", "adaptive", "pyramid"))
+    store, ids = evaluate(subject, asked, tmp_path / "run", trust=trust)
     found = {(each.label, each.budget, each.item): each for each in store.results(ids)}
     store.close()
-    assert any(label == "own" for label, *_ in found)
+    assert sum(label.startswith("own") for label, *_ in found) == 3 * 2 * 2
     for (label, budget, item), result in found.items():
-        if label == "own":
-            twin = found["knorm", budget, item]
+        if label.startswith("own"):
+            twin = found[label.replace("own", "knorm"), budget, item]
+            assert result.state == "ok", result.reason
             assert (result.value, result.kept_bytes, result.detail) == (twin.value, twin.kept_bytes, twin.detail)
 
 
