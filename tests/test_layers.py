@@ -21,21 +21,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"runtime", "policy", "sandbox", "tasks", "chat"},
     "sandbox": {"policy"},
     "evolution": {"evaluation", "runtime", "policy", "policies", "sandbox", "tasks", "chat"},
-    "reporting": {"evaluation", "evolution"},
+    "budgets": {"evaluation", "runtime", "policy", "tasks", "chat"},
+    "reporting": {"evaluation", "evolution", "budgets", "policy"},
     "models": {"runtime"},
 }
 # These stand on top: the public API and what a person runs.
 ON_TOP = {
-    "__init__",
-    "__main__",
-    "answering",
-    "api",
-    "cli",
-    "cli_discover",
-    "cli_generate",
-    "demo",
-    "discovery",
-    "terminal",
+    *("__init__", "__main__", "answering", "api", "budgeting", "demo", "discovery", "terminal"),
+    *("cli", "cli_budgets", "cli_discover", "cli_generate"),
 }
 # The one door through which models may look into the runtime.
 ONLY_THROUGH = {("models", "runtime"): "cachecraft.runtime.compat"}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cachecraft.api import Evaluation as Evaluation
     from cachecraft.api import evaluate as evaluate
     from cachecraft.api import open_evaluation as open_evaluation
+    from cachecraft.budgeting import search_budgets as search_budgets
     from cachecraft.discovery import Discovery as Discovery
     from cachecraft.discovery import discover as discover
     from cachecraft.evolution.settings import DiscoverySettings as DiscoverySettings
@@ -63,6 +64,7 @@ _HOMES = {
     "load_policy": ("cachecraft.policy.contract", "load_policy"),
     "open_evaluation": ("cachecraft.api", "open_evaluation"),
     "prefill": ("cachecraft.runtime.context", "prefill"),
+    "search_budgets": ("cachecraft.budgeting", "search_budgets"),
 }
 
 __all__ = [
@@ -89,6 +91,7 @@ __all__ = [
     "load_policy",
     "open_evaluation",
     "prefill",
+    "search_budgets",
 ]
 
 try:

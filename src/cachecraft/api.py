@@ -106,6 +106,7 @@ def evaluate(
     split: str = "test",
     seed: int = 0,
     selector: str | None = None,
+    allocations: Sequence[str] = (),
     references: Sequence[str] = REFERENCES,
     essays: Sequence[str] = (),
     data: Sequence[str] = (),
@@ -130,6 +131,8 @@ def evaluate(
         split: ``"search"``, ``"validation"`` or ``"test"``.
         seed: Base seed of the items.
         selector: Replaces every policy's own, for example ``"chunks:20"``.
+        allocations: Each replaces every policy's own division of the budget and makes a row of its own: ``"uniform"``,
+            ``"pyramid"``, ``"reversed_pyramid"``, ``"adaptive"``, ``"global"`` or a budgets file.
         references: Any of ``"full"``, ``"hindsight"``, ``"random"``.
         essays: Text files for essay haystacks.
         data: SQuAD and HotpotQA files for ruler:qa_1 and qa_2, folders that hold some, or ``"hub"``.
@@ -155,6 +158,7 @@ def evaluate(
         split=split,
         seed=seed,
         selector=selector,
+        allocations=tuple(map(str, allocations)),
         references=tuple(references),
         essays=tuple(essays),
         data=tuple(map(str, data)),

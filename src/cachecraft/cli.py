@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cachecraft import __version__
+from cachecraft.cli_budgets import budgets
 from cachecraft.cli_discover import discover_app
 from cachecraft.cli_generate import generate
 from cachecraft.errors import BudgetError, CacheCraftError
@@ -23,6 +24,7 @@ model_app = typer.Typer(no_args_is_help=True, help="The built-in model.")
 app.add_typer(model_app, name="model")
 app.registered_commands += discover_app.registered_commands
 app.command()(generate)
+app.command()(budgets)
 
 Models = Annotated[str, typer.Option("--model", help="smollm2 (built in), a hub id, a folder or a GGUF file.")]
 Run = Annotated[Path, typer.Option("--run", help="Folder of the run; made when missing, gone on with when not.")]
@@ -60,6 +62,10 @@ def evaluate(
     selector: Annotated[
         str | None, typer.Option(help="Replaces every policy's own: tokens, chunks:20, pages:16.")
     ] = None,
+    allocation: Annotated[
+        list[str] | None,
+        typer.Option(help="uniform, pyramid, reversed_pyramid, adaptive, global or a budgets file; repeat for more."),
+    ] = None,
     against: Annotated[str, typer.Option(help="Also print paired differences to this row.")] = "",
     references: Annotated[
         str, typer.Option(help="Reference lines to measure, comma-separated; or none.")
@@ -92,8 +98,10 @@ def evaluate(
         if not ratios and not keeps:
             raise BudgetError("How much stays? Give --ratio (share to evict, such as 0.75) or --keep (entries).")
         api.budgets(ratios, keeps)
+        allocations = _split(allocation)
         for spec in policy:  # what can be refused is refused before a model is loaded
-            load_policy(spec, selector=selector, run=trust)
+            for each in allocations or (None,):
+                load_policy(spec, selector=selector, allocation=each, run=trust)
         names = _split([tasks])
         for task, needs in choose_tasks(names, sources=Sources(data=tuple(data or ()))).skipped.items():
             say(f"{task} is skipped: it {needs}.")
@@ -113,6 +121,7 @@ def evaluate(
                 split=split,
                 seed=seed,
                 selector=selector,
+                allocations=allocations,
                 references=[] if references == "none" else _split([references]),
                 essays=essay or (),
                 data=data or (),

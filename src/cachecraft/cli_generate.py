@@ -26,6 +26,9 @@ def generate(
     selector: Annotated[
         str | None, typer.Option(help="Replaces the policy's own: tokens, chunks:20, pages:16.")
     ] = None,
+    allocation: Annotated[
+        str | None, typer.Option(help="uniform, pyramid, reversed_pyramid, adaptive, global or a budgets file.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="The most tokens of the answer.")] = 256,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, … or auto.")] = "auto",
@@ -47,7 +50,8 @@ def generate(
         from cachecraft.models import load
         from cachecraft.runtime.eviction import Budgeted
 
-        asked = Budgeted.of(policy, ratio, keep, selector)  # what can be refused is refused before a model is loaded
+        # What can be refused is refused before a model is loaded.
+        asked = Budgeted.of(policy, ratio, keep, selector, allocation)
         loaded = load(model, dtype=dtype, device=device, threads=threads, revision=revision, progress=say)
         try:
             answered = answer(loaded, question, text, _tell, asked, max_new_tokens=max_new_tokens, force=force)

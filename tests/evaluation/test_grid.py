@@ -161,6 +161,19 @@ def test_a_policy_file_decides_the_same_in_the_sandbox_and_in_process(
         assert (result.value, result.kept_bytes, result.detail) == (twin.value, twin.kept_bytes, twin.detail)
 
 
+def test_an_allocation_divides_alike_in_the_sandbox_and_in_process(subject: Subject, tmp_path: Path) -> None:
+    asked = settings(policies=(*foreign(tmp_path, "own"), "knorm"), allocations=("adaptive", "pyramid"), references=())
+    store, ids = evaluate(subject, asked, tmp_path / "run")
+    found = {(each.label, each.budget, each.item): each for each in store.results(ids)}
+    store.close()
+    mine = [key for key in found if key[0].startswith("own")]
+    assert len(mine) == 2 * 2 * 2
+    for label, budget, item in mine:
+        twin, result = found[label.replace("own", "knorm"), budget, item], found[label, budget, item]
+        assert result.state == "ok", result.reason
+        assert (result.value, result.kept_bytes) == (twin.value, twin.kept_bytes)
+
+
 def test_a_policy_file_that_reaches_for_more_is_rejected_and_reaches_nothing(
     apart: Path, sandboxed: dict[str, list[Result]]
 ) -> None:

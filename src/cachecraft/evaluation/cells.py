@@ -80,25 +80,31 @@ def make_cells(
     *,
     references: Iterable[str] = REFERENCES,
     selector: str | None = None,
+    allocations: Sequence[str] = (),
     run: bool = True,
 ) -> list[Cell]:
-    """Cross policies with budgets and add the reference lines.
+    """Cross policies with allocations and budgets and add the reference lines.
 
     Args:
         policies: Specifications as `load_policy` takes them.
         budgets: At least one.
         references: Which of `REFERENCES` to add.
         selector: A selector that replaces each policy's own, for example ``"chunks:20"``.
+        allocations: Each replaces every policy's own division, as `load_policy` takes it; none leaves it.
         run: Run the policies' programs now; see `load_policy`.
 
     Raises:
         CacheCraftError: Two policies share a name but not a program, or nothing is to be measured.
     """
-    loaded = [load_policy(spec, selector=selector, run=run) for spec in policies]
+    loaded = [
+        load_policy(spec, selector=selector, allocation=allocation, run=run)
+        for spec in policies
+        for allocation in allocations or (None,)
+    ]
     names: dict[str, str] = {}
     for policy in loaded:
-        if names.setdefault(policy.name, policy.id) != policy.id:
-            raise CacheCraftError(f"Two different policies are called {policy.name!r}; rename one of the files.")
+        if names.setdefault(label := _label(policy), policy.id) != policy.id:
+            raise CacheCraftError(f"Two different policies are called {label!r}; rename one of the files.")
     wanted = set(references)
     cells = [Cell("full", FULL, None, True)] if "full" in wanted else []
     unique = list({policy.id: policy for policy in loaded}.values())
@@ -114,8 +120,9 @@ def make_cells(
 
 
 def _label(policy: Policy) -> str:
-    """The policy's name, and the selector where one was given from outside: it makes another row."""
-    return policy.name if policy.selector is None else f"{policy.name} [{policy.selector}]"
+    """The policy's name, and selector and allocation where they were given from outside: they make another row."""
+    given = ", ".join(str(each) for each in (policy.selector, policy.allocation) if each is not None)
+    return f"{policy.name} [{given}]" if given else policy.name
 
 
 def result_id(**parts: Any) -> str:

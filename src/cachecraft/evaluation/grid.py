@@ -55,8 +55,12 @@ def evaluate(
         settings.budgets,
         references=settings.references,
         selector=settings.selector,
+        allocations=settings.allocations,
         run=trust,
     )
+    for cell in cells:
+        if cell.policy is not None and cell.policy.allocation is not None:
+            cell.policy.allocation.require_model(len(subject.structure.compressed), subject.structure.kv_heads)
     subject.structure.require_room(settings.length)
     choice, sources = _chosen(subject, settings)
     store = open_run(folder, settings_record(subject, settings, skipped=choice.skipped, sources=sources), IDENTITY)

@@ -149,7 +149,7 @@ def _scored(
     task, item = prepared.pending.task, prepared.pending.item
     values: dict[tuple[int, Scoring], Value] = {}
     for cell, answer in zip(prepared.good("answer"), answered, strict=True):
-        text = _until_stop(subject.tokenizer.decode(answer, skip_special_tokens=True), item.stop)
+        text = until_stop(subject.tokenizer.decode(answer, skip_special_tokens=True), item.stop)
         values[id(cell), "answer"] = float(task.score(text, item)), {"answer": text, "new_tokens": len(answer)}
     return values
 
@@ -171,7 +171,7 @@ def _score(subject: Subject, scoring: Scoring, prepared: _Prepared, cells: Seque
     return [(each.agreement, {"kl": each.kl}) for each in agreed]
 
 
-def _until_stop(text: str, stops: Sequence[str]) -> str:
+def until_stop(text: str, stops: Sequence[str]) -> str:
     """The answer up to the first of the task's stop strings."""
     ends = [text.index(stop) for stop in stops if stop in text]
     return text[: min(ends, default=len(text))]
@@ -206,11 +206,12 @@ def _result(
     )
     if value is None:
         return empty
+    note = selections.notes.get(id(cell))
     return replace(
         empty,
         state="ok",
         value=value[0],
-        detail=value[1] | {"retention": prepared.retained[id(cell)]},
+        detail=value[1] | {"retention": prepared.retained[id(cell)]} | ({"allocation": note} if note else {}),
         kept_bytes=selections.bytes_kept(cell),
         forced=selections.forced(cell),
     )

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cachecraft.errors import PolicyError
+from cachecraft.errors import BudgetError, PolicyError
 from cachecraft.evaluation.apart import Apart
 from cachecraft.evaluation.cells import Cell
 from cachecraft.evaluation.hindsight import hindsight_orders
 from cachecraft.evaluation.timing import Stopwatch
 from cachecraft.evaluation.traces import Trace, layer_features
 from cachecraft.policy.contract import Policy
-from cachecraft.policy.decide import Decision, decide
+from cachecraft.policy.decide import Decision
+from cachecraft.policy.division import Divider
 from cachecraft.policy.features import LayerFeatures
 from cachecraft.policy.selectors import keep_first
 from cachecraft.policy.sequence import decide_allocated
@@ -47,6 +48,7 @@ class Selections:
         tokens: Entries of the context.
         bytes_full: Bytes of the whole cache, sliding windows included.
         rejected: By cell, why it has no masks.
+        notes: By cell, what of its allocation had to give way.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Selections:
         self._masks: dict[int, list[Tensor]] = {id(cell): list(everything) for cell in cells}
         self._forced: dict[int, bool] = {id(cell): cell.label != "full" for cell in cells}
         self.rejected: dict[int, str] = {}
+        self.notes: dict[int, str] = {}
         groups = _by_policy(cells)
         if not groups:
             return
@@ -72,31 +75,34 @@ class Selections:
         with clock.phase("features"):
             if apart is not None and foreign:
                 self._decide_apart(subject, trace, foreign, apart)
-            self._decide(subject, trace, [group for group in groups if not group[0].has_allocate])
-            self._allocate(subject, trace, [group for group in groups if group[0].has_allocate])
+            self._decide(subject, trace, [group for group in groups if not group[0].waits])
+            self._allocate(subject, trace, [group for group in groups if group[0].waits])
 
     def _uniform(self, cell: Cell, heads: int) -> Tensor:
         return torch.full((heads,), cell.budget.entries(self.tokens), dtype=torch.int64)
 
     def _decide(self, subject: Subject, trace: Trace, groups: Sequence[tuple[Policy, list[Cell]]]) -> None:
-        """Policies whose every layer keeps the same number: one pass over the layers."""
+        """Policies that decide layer by layer: one pass over the layers."""
         if not groups:
             return
-        heads = subject.structure.kv_heads
-        keeps = {id(cell): self._uniform(cell, heads) for _, members in groups for cell in members}
-        for features in layer_features(subject.structure, subject.tokenizer, trace):
-            for policy, members in groups:
+        layers = len(subject.structure.compressed)
+        dividers = [
+            Divider(policy, layers, [cell.budget.entries(self.tokens) for cell in members])
+            for policy, members in groups
+        ]
+        for place, features in enumerate(layer_features(subject.structure, subject.tokenizer, trace)):
+            for divider, (_, members) in zip(dividers, groups, strict=True):
                 if id(members[0]) in self.rejected:
                     continue
                 try:
-                    decided = decide(policy, features, [keeps[id(cell)] for cell in members])
-                except PolicyError as error:
+                    decided = divider.decide(place, features)
+                except (PolicyError, BudgetError) as error:
                     self.rejected |= {id(cell): str(error) for cell in members}
                     continue
                 self._take(features.layer, members, decided)
 
     def _allocate(self, subject: Subject, trace: Trace, groups: Sequence[tuple[Policy, list[Cell]]]) -> None:
-        """Policies that divide the budget themselves, over all layers at once."""
+        """Policies that divide the budget by the scores of all layers."""
 
         def layers() -> Iterator[LayerFeatures]:
             return layer_features(subject.structure, subject.tokenizer, trace)
@@ -123,12 +129,15 @@ class Selections:
                     self.rejected[id(cell)] = choice
                     continue
                 for layer, mask in zip(subject.structure.compressed, choice.masks(number), strict=True):
-                    self._take(layer, [cell], [Decision(mask, choice.forced[number], choice.read_keep)])
+                    decision = Decision(mask, choice.forced[number], choice.read_keep, choice.notes[number])
+                    self._take(layer, [cell], [decision])
 
     def _take(self, layer: int, members: Sequence[Cell], decided: Sequence[Decision]) -> None:
         for cell, decision in zip(members, decided, strict=True):
             self._masks[id(cell)][layer] = decision.mask
             self._forced[id(cell)] &= decision.forced
+            if decision.note:
+                self.notes[id(cell)] = decision.note
 
     def add_hindsight(self, trace: Trace, cells: Sequence[Cell], queries: Sequence[Tensor]) -> None:
         """Fill in the hindsight cells from the question's and answer's queries, (H, N, D) for each layer."""

@@ -33,6 +33,7 @@ class Settings:
         split: ``search``, ``validation`` or ``test``.
         seed: Base seed of the items.
         selector: Replaces every policy's own selector, for example ``chunks:20``.
+        allocations: Each replaces every policy's own division, for example ``pyramid`` or a budgets file.
         references: Which reference lines to measure.
         essays: Text files for essay haystacks; none for the prose that comes with Python.
         data: Files or folders of questions, or ``"hub"``.
@@ -49,6 +50,7 @@ class Settings:
     split: str = "test"
     seed: int = 0
     selector: str | None = None
+    allocations: tuple[str, ...] = ()
     references: tuple[str, ...] = REFERENCES
     essays: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
@@ -117,6 +119,7 @@ def settings_record(
         "budgets": [budget.label for budget in settings.budgets],
         "scoring": list(settings.scoring),
         "selector": settings.selector or "each policy's own",
+        "allocations": list(settings.allocations),
         "references": list(settings.references),
         "not_compressed": subject.structure.note,
         "versions": versions(),

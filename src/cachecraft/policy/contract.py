@@ -23,6 +23,8 @@ from typing import Any
 from torch import Tensor
 
 from cachecraft.errors import PolicyLoadError, UnknownNameError
+from cachecraft.policy.allocation import Allocation
+from cachecraft.policy.budgets_file import parse_allocation
 from cachecraft.policy.features import Features
 from cachecraft.policy.selectors import Selector, parse_selector
 from cachecraft.policy.source import ParameterValue, PolicySource, cost_class, read_source
@@ -42,10 +44,11 @@ class Policy:
         parameters: Every parameter with its value.
         base: The policy that this one wraps, if it wraps one.
         selector: A selector given from outside; it replaces the policy's own.
+        allocation: An allocation given from outside; likewise.
         paper: arXiv id named in the file's docstring, or "".
         summary: First line of the file's docstring.
         needs: Names of the features that the program reads, its base's included.
-        id: SHA-256 over source, parameters, base and selector; the name and the path do not count.
+        id: SHA-256 over source, parameters, base, selector and allocation; names and paths do not count.
         origin: Where the program was read from.
     """
 
@@ -54,6 +57,7 @@ class Policy:
     parameters: Mapping[str, ParameterValue]
     base: Policy | None
     selector: Selector | None
+    allocation: Allocation | None
     paper: str
     summary: str
     needs: tuple[str, ...]
@@ -69,7 +73,19 @@ class Policy:
     @property
     def foreign(self) -> bool:
         """Whether it, or what it wraps, does not come with CacheCraft."""
-        return Path(self.origin).parent != _BUILTIN_FOLDER or (self.base is not None and self.base.foreign)
+        return self._outside or (self.base is not None and self.base.foreign)
+
+    @property
+    def _outside(self) -> bool:
+        return Path(self.origin).parent != _BUILTIN_FOLDER
+
+    @property
+    def specification(self) -> str:
+        """What `load_policy` reads to make it again, apart from selector and allocation; a file by its path."""
+        short = self.name.partition("(")[0].partition(":")[0]
+        wrapped = f"({self.base.name})" if self.base else ""
+        written = f"({self.base.specification})" if self.base else ""
+        return (self.origin if self._outside else short) + written + self.name[len(short + wrapped) :]
 
     @property
     def custom_selector(self) -> bool:
@@ -80,6 +96,11 @@ class Policy:
     def has_allocate(self) -> bool:
         """Whether the file has an ``allocate``."""
         return "allocate" in self._functions
+
+    @property
+    def waits(self) -> bool:
+        """Whether its budget is divided by the scores of all layers, so that nothing is chosen before all are seen."""
+        return self.has_allocate if self.allocation is None else self.allocation.waits
 
     def protect(self, f: Features) -> tuple[int, int]:
         """How many first and last entries are always kept; a wrapper without a rule follows its base."""
@@ -134,13 +155,17 @@ def _builtin_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _BUILTIN_FOLDER.glob("*.py") if not path.stem.startswith("_")))
 
 
-def load_policy(spec: str, *, selector: str | None = None, run: bool = True) -> Policy:
+def load_policy(
+    spec: str, *, selector: str | None = None, allocation: str | Allocation | None = None, run: bool = True
+) -> Policy:
     """Load a policy.
 
     Args:
         spec: ``NAME`` or ``PATH.py``, then optionally ``(BASE SPEC)`` for a wrapper, then optionally
             ``:key=value,key=value``; for example ``"snapkv:window=32"`` or ``"criticalkv(snapkv)"``.
         selector: ``"tokens"``, ``"chunks:20"`` or ``"pages:16"``, instead of the policy's own choice.
+        allocation: ``"uniform"``, ``"pyramid"``, ``"reversed_pyramid"``, ``"adaptive"``, ``"global"`` or a budgets
+            file, instead of the policy's own division.
         run: Run the program now, so that what is wrong with it shows; without, it runs when it is first asked, which
             is never where another process is asked instead.
 
@@ -148,8 +173,9 @@ def load_policy(spec: str, *, selector: str | None = None, run: bool = True) -> 
         The policy. Each call runs its program anew, so that no two share state.
 
     Raises:
-        UnknownNameError: No such policy, parameter or selector.
+        UnknownNameError: No such policy, parameter, selector or allocation.
         PolicyLoadError: The specification or the file cannot be read.
+        BudgetError: The budgets file cannot be read or means nothing.
     """
     match = _SPEC.fullmatch(spec.strip())
     if match is None:
@@ -172,6 +198,7 @@ def load_policy(spec: str, *, selector: str | None = None, run: bool = True) -> 
         base=_load_base(name, read, match["base"], run),
         parameters=_parse_parameters(name, read, match["parameters"]),
         selector=selector,
+        allocation=parse_allocation(allocation) if isinstance(allocation, str) else allocation,
         run=run,
     )
 
@@ -184,6 +211,7 @@ def policy_from_source(
     base: Policy | None = None,
     parameters: Mapping[str, ParameterValue] | None = None,
     selector: str | None = None,
+    allocation: Allocation | None = None,
     run: bool = True,
 ) -> Policy:
     """Make a policy of a program text.
@@ -195,6 +223,7 @@ def policy_from_source(
         base: The policy that this one wraps, if it wraps one.
         parameters: Values of the parameters that differ from their defaults.
         selector: As for `load_policy`.
+        allocation: Replaces the text's own division.
         run: As for `load_policy`.
 
     Raises:
@@ -205,13 +234,15 @@ def policy_from_source(
     values = {key: (parameters or {}).get(key, default) for key, default in read.parameters.items()}
     chosen = parse_selector(selector) if selector is not None else None
     shown = [f"{key}={_written(value)}" for key, value in values.items() if value != read.parameters[key]]
-    identity = json.dumps([source, sorted(values.items()), base.id if base else None, str(chosen)])
+    parts = [source, sorted(values.items()), base.id if base else None, str(chosen)]
+    identity = json.dumps(parts if allocation is None else [*parts, allocation.identity])
     return Policy(
         name=name + (f"({base.name})" if base else "") + (":" + ",".join(shown) if shown else ""),
         source=source,
         parameters=types.MappingProxyType(values),
         base=base,
         selector=chosen,
+        allocation=allocation,
         paper=read.paper,
         summary=read.summary,
         needs=tuple(sorted({*read.needs, *(base.needs if base else ())})),

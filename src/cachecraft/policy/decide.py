@@ -39,11 +39,13 @@ class Decision:
         mask: (G, T) bool.
         forced: Protection filled the whole budget of some kv head, so that its scores decided nothing.
         read_keep: The scorer read its budget, so the choice holds for that budget only.
+        note: What of an allocation had to give way, in one sentence; "" if nothing had.
     """
 
     mask: Tensor
     forced: bool
     read_keep: bool
+    note: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +111,8 @@ def _call(policy: Policy, layer: LayerFeatures, step: str, run: Callable[[], T])
         ) from error
 
 
-def _protection(policy: Policy, layer: LayerFeatures, keep: Tensor) -> tuple[int, int, bool]:
+def protection(policy: Policy, layer: LayerFeatures, keep: Tensor) -> tuple[int, int, bool]:
+    """First and last entries protected at a budget, (G,) int64, and whether it read it; raises as `score`."""
     view = layer.view(keep)
     found = _call(policy, layer, "protect", lambda: policy.protect(view))
     first, last = check_protection(found, view, policy.name)
@@ -134,7 +137,7 @@ def score(policy: Policy, layer: LayerFeatures, keep: Tensor) -> Scored:
             raise FeatureWriteError(
                 f"Layer {layer.layer} was written to before policy {policy.name} saw it; build its features anew."
             )
-        first, last, protect_read = _protection(policy, layer, keep)
+        first, last, protect_read = protection(policy, layer, keep)
         scored = _score(policy, layer, keep, _clip(first, last, keep, layer))
         check_unchanged(layer.changed(), layer.layer, policy.name)
     return Scored(scored[0], scored[1], first, last, protect_read)
@@ -215,7 +218,7 @@ def decide(policy: Policy, layer: LayerFeatures, keeps: Sequence[Tensor]) -> lis
         with torch.no_grad():
             first, last = scored.first, scored.last
             if scored.protect_read_keep and not fresh:
-                first, last, _ = _protection(policy, layer, keep)
+                first, last, _ = protection(policy, layer, keep)
             roomy = min(counts) >= first + last <= layer.tokens  # then protection is the same at every such budget
             if roomy and shared is not None and not scored.read_keep and shared[:2] == (first, last):
                 protected, ranks = shared[2:]

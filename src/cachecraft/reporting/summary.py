@@ -28,6 +28,7 @@ class CellSummary:
         forced: Protection left nothing to the scorer on every item.
         rejected: The sentence of the first rejection, or "".
         difference: Paired macro difference to the reference named, if one was.
+        note: What an allocation had to give way to on some item, or "".
     """
 
     score: Estimate | None
@@ -36,6 +37,7 @@ class CellSummary:
     forced: bool
     rejected: str
     difference: Estimate | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,7 @@ def _cell(group: Sequence[Result], common: set[tuple[str, str]], confidence: flo
         kept=sum(result.kept_bytes for result in group) / sum(result.full_bytes for result in group),
         forced=all(result.forced for result in group),
         rejected="",
+        note=next((str(result.detail["allocation"]) for result in group if "allocation" in result.detail), ""),
     )
 
 
@@ -190,6 +193,6 @@ def _compared(
             difference = macro_difference(
                 _scores(mine, common), _scores(other, common), clusters, confidence=confidence
             )
-            cell = CellSummary(cell.score, cell.by_task, cell.kept, cell.forced, cell.rejected, difference)
+            cell = replace(cell, difference=difference)
         cells[budget] = cell
     return Row(row.label, row.reference, cells)

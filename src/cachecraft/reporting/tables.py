@@ -111,6 +111,7 @@ def notes(summary: Summary, settings: dict[str, Any]) -> list[str]:
     for row in summary.rows:
         reasons = {cell.rejected for cell in row.cells.values() if cell.rejected}
         lines += [f"{row.label} was rejected: {reason}" for reason in sorted(reasons)]
+        lines += [f"{row.label} at {budget}: {cell.note}" for budget, cell in row.cells.items() if cell.note]
     return lines
 
 

@@ -101,10 +101,11 @@ class CompressedLayer(DynamicLayer):
         new = key_states.shape[2]
         if any(block.filled + new > block.keys.shape[1] for block in self._blocks):
             self.reserve(max(new, 64))
+        keys, values = key_states.flatten(0, 1), value_states.flatten(0, 1)  # once: it may be a copy
         for block in self._blocks:
             added = slice(block.filled, block.filled + new)
-            block.keys[:, added] = block.of(key_states.flatten(0, 1))
-            block.values[:, added] = block.of(value_states.flatten(0, 1))
+            block.keys[:, added] = block.of(keys)
+            block.values[:, added] = block.of(values)
             block.filled += new
         self.seen += new
         return key_states, value_states

@@ -46,6 +46,7 @@ class CompressedPrompt:
         full_bytes: Bytes that the keys and values of all tokens would take, or of all that sliding windows show.
         scoring_seconds: What the policy's features, scores and selection took.
         forced: Protection filled the whole budget, so that the policy's scores decided nothing.
+        note: What of the allocation had to give way, in one sentence; "" if nothing had.
     """
 
     tokens: tuple[int, ...]
@@ -54,6 +55,7 @@ class CompressedPrompt:
     full_bytes: int
     scoring_seconds: float
     forced: bool
+    note: str = ""
 
 
 class Compression:
@@ -175,6 +177,7 @@ def compress(
     ratio: float | None = None,
     keep: int | None = None,
     selector: str | None = None,
+    allocation: str | None = None,
     hold_back: int = HOLD_BACK,
     tokenizer: Any | None = None,
     force: bool = False,
@@ -195,6 +198,8 @@ def compress(
         ratio: Share of the entries to evict, from 0 up to, but not including, 1.
         keep: Entries to keep per kv head on average, instead of a ratio.
         selector: ``"tokens"``, ``"chunks:20"`` or ``"pages:16"`` instead of the policy's own.
+        allocation: ``"uniform"``, ``"pyramid"``, ``"reversed_pyramid"``, ``"adaptive"``, ``"global"`` or a budgets
+            file: how many entries each layer and head keeps; each row's total is the budget's.
         hold_back: How many tokens at the end of each prompt are not compressed but read over what was kept of the
             others, so that the first new token is never predicted from the full cache; a turn no longer than this
             stays as it is.
@@ -205,15 +210,18 @@ def compress(
         What became of the newest prompt: entries and bytes kept, seconds of scoring.
 
     Raises:
-        BudgetError: Both or neither of ratio and keep are given, or the number means nothing.
+        BudgetError: Both or neither of ratio and keep are given, or the number means nothing, or budgets are for
+            another model.
         ModelError: The model is not supported or is being compressed already; inside the block: the decoding method,
             cache or padding cannot be compressed, or a prompt is longer than the model's context.
         PolicyError: The policy cannot be loaded or, inside the block, breaks the contract.
     """
-    asked = Budgeted.of(policy, ratio, keep, selector)
+    asked = Budgeted.of(policy, ratio, keep, selector, allocation)
     if hold_back < 0:
         raise ModelError(f"hold_back={hold_back} tokens mean nothing; give 0 or more.")
-    compression = Compression(ModelStructure.of(model, force=force), asked, tokenizer, hold_back)
+    structure = ModelStructure.of(model, force=force)
+    asked.require_model(structure)
+    compression = Compression(structure, asked, tokenizer, hold_back)
     with (
         _alone(model),
         replaced(model.base_model, "forward", compression._forward),
@@ -268,4 +276,5 @@ def _prompt(layers: list[TurnLayer], reading: Reading) -> CompressedPrompt:
         ),
         scoring_seconds=reading.scoring_seconds,
         forced=reading.forced,
+        note=reading.note,
     )

@@ -40,6 +40,7 @@ class CompressedContext:
         policy_id: SHA-256 of the policy's program, parameters and selector.
         forced: Protection filled the whole budget of every layer, so that the policy's scores decided nothing.
         scoring_seconds: What the policy's features, scores and selection took; 0.0 for a loaded context.
+        allocation_note: What of the allocation had to give way, in one sentence; "" if nothing had.
     """
 
     policy: str
@@ -51,6 +52,7 @@ class CompressedContext:
     _gap: str  # what comes between the text and a question
     _cache: CompressedCache
     scoring_seconds: float = 0.0
+    allocation_note: str = ""
 
     @property
     def tokens(self) -> int:
@@ -207,6 +209,7 @@ def prefill(
     ratio: float | None = None,
     keep: int | None = None,
     selector: str | None = None,
+    allocation: str | None = None,
     force: bool = False,
 ) -> CompressedContext:
     """Read a text and keep only what a policy chooses of its keys and values.
@@ -221,15 +224,19 @@ def prefill(
         ratio: Share of the entries to evict, from 0 up to, but not including, 1.
         keep: Entries to keep per kv head on average, instead of a ratio.
         selector: ``"tokens"``, ``"chunks:20"`` or ``"pages:16"`` instead of the policy's own.
+        allocation: ``"uniform"``, ``"pyramid"``, ``"reversed_pyramid"``, ``"adaptive"``, ``"global"`` or a budgets
+            file: how many entries each layer and head keeps; their total is the budget's.
         force: Go on with a class of models that CacheCraft was not tested with.
 
     Raises:
-        BudgetError: Both or neither of ratio and keep are given, or the number means nothing.
+        BudgetError: Both or neither of ratio and keep are given, or the number means nothing, or budgets are for
+            another model.
         ModelError: The model is not supported, or the text is longer than its context.
         PolicyError: The policy cannot be loaded or breaks the contract.
     """
-    asked = Budgeted.of(policy, ratio, keep, selector)
+    asked = Budgeted.of(policy, ratio, keep, selector, allocation)
     structure = ModelStructure.of(model, force=force)
+    asked.require_model(structure)
     around = frame(tokenizer)
     ids = around.first_ids + token_ids(tokenizer, around.head + text)
     if not ids:
@@ -261,4 +268,5 @@ def prefill(
         gap,
         CompressedCache([layers[layer] for layer in range(structure.layers)]),
         eviction.seconds,
+        eviction.note,
     )

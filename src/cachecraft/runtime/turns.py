@@ -110,7 +110,7 @@ class Reading:
             for row in group.rows if group.split > group.start else ():
                 ids, positions = new.ids[row, span].tolist(), new.positions[row, span]
                 self._evictions[row] = Eviction(asked, SequenceFeatures.of(structure, tokenizer, ids, positions))
-        self.waits = asked.policy.has_allocate and bool(self._evictions)
+        self.waits = asked.policy.waits and bool(self._evictions)
         self._rest: dict[int, Iterator[tuple[int, Kept]]] | None = None
         self._shown: dict[tuple[int, int], CompressedLayer | None] = {}  # what waiting turns keep of sliding windows
         self._layers: list[CompressedLayer] = []
@@ -120,6 +120,11 @@ class Reading:
     def scoring_seconds(self) -> float:
         """Time spent on features, scores and selection, of all rows."""
         return sum(eviction.seconds for eviction in self._evictions.values())
+
+    @property
+    def note(self) -> str:
+        """What of an allocation had to give way in a row, in one sentence; "" if nothing had."""
+        return next((eviction.note for eviction in self._evictions.values() if eviction.note), "")
 
     @property
     def forced(self) -> bool:

@@ -134,6 +134,7 @@ def _choose(policy: Policy, item: SharedItem, keeps: Sequence[int]) -> None:
         "seconds": seconds,
         "read_keep": any(decision.read_keep for decisions in found for decision in decisions),
         "forced": [all(decision.forced for decision in decisions) for decisions in found],
+        "notes": [decisions[0].note for decisions in found],
         "computed": sorted(computed.difference(_CHEAP)),
     }
     write_frame(_ANSWER, header, b"".join(map(_packed, found)))

@@ -195,8 +195,9 @@ def _chosen(request: Request, items: Mapping[str, SharedItem], frames: list[tupl
 
 
 def _read(ask: Ask, item: SharedItem, header: Mapping[str, Any], bits: tuple[bytes, ...]) -> Choice:
-    forced, seconds, computed = header["forced"], header["seconds"], header["computed"]
-    sound = isinstance(forced, list) and len(forced) == len(ask.keeps) and isinstance(computed, list)
+    forced, seconds, computed, notes = header["forced"], header["seconds"], header["computed"], header["notes"]
+    sound = all(isinstance(each, list) and len(each) == len(ask.keeps) for each in (forced, notes))
+    sound = sound and isinstance(computed, list)
     if not sound or not isinstance(seconds, float) or not 0 <= seconds < float("inf"):
         raise ValueError("its account of itself makes no sense")
     return Choice(
@@ -207,6 +208,7 @@ def _read(ask: Ask, item: SharedItem, header: Mapping[str, Any], bits: tuple[byt
         forced=tuple(each is True for each in forced),
         seconds=seconds,
         computed=tuple(harmless(each, 60) for each in computed[:32]),
+        notes=tuple(harmless(each) for each in notes),
     )
 
 

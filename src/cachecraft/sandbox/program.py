@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cachecraft.policy.allocation import Allocation
 from cachecraft.policy.contract import Policy, policy_from_source
 from cachecraft.policy.source import ParameterValue, read_source
 
@@ -20,6 +21,7 @@ class Program:
         parameters: Values of parameters that differ from their defaults.
         selector: A selector that replaces the program's own choice, as ``--selector`` names it.
         base: The program that this one wraps, if it wraps one.
+        allocation: The identity of an allocation that replaces the program's own.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Program:
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
     selector: str | None = None
     base: Program | None = None
+    allocation: str | None = None
 
     @classmethod
     def of(cls, policy: Policy) -> Program:
@@ -37,11 +40,14 @@ class Program:
             parameters=dict(policy.parameters),
             selector=None if policy.selector is None else str(policy.selector),
             base=None if policy.base is None else cls.of(policy.base),
+            allocation=None if policy.allocation is None else policy.allocation.identity,
         )
 
     @property
     def allocates(self) -> bool:
-        """Whether the text divides the budget itself; PolicyLoadError if it is no policy."""
+        """Whether heads may keep different numbers of entries; PolicyLoadError if the text is no policy."""
+        if self.allocation is not None:
+            return Allocation.restored(self.allocation).name != "uniform"
         return "allocate" in read_source(self.source, self.name).declared
 
     def load(self) -> Policy:
@@ -58,6 +64,7 @@ class Program:
             base=None if self.base is None else self.base.load(),
             parameters=self.parameters,
             selector=self.selector,
+            allocation=None if self.allocation is None else Allocation.restored(self.allocation),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -69,6 +76,7 @@ class Program:
             "parameters": dict(self.parameters),
             "selector": self.selector,
             "base": base,
+            "allocation": self.allocation,
         }
 
     @classmethod

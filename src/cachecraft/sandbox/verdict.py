@@ -97,6 +97,7 @@ class Choice:
         forced: For each budget, whether protection left nothing to the scorer in every layer, by its own account.
         seconds: Wall-clock time of this item, by its own account.
         computed: Heavy features that it had to compute because the item does not bring them, by its own account.
+        notes: For each budget, what of its allocation had to give way, by its own account.
     """
 
     ask: Ask
@@ -106,6 +107,7 @@ class Choice:
     forced: tuple[bool, ...]
     seconds: float
     computed: tuple[str, ...]
+    notes: tuple[str, ...]
 
     def masks(self, budget: int) -> list[Tensor]:
         """The masks of the budget with this index: (G, T) bool for each layer."""

@@ -1,0 +1,1 @@
+"""Searching how many entries each layer and kv head keeps (EvolKV)."""

@@ -1,0 +1,198 @@
+"""The items that budgets are measured on: each is recorded once, and a whole generation is measured in one batch.
+
+Where a policy's choices are nested, its entries are ranked once for each item and layer, since budgets only say how
+many of them stay; other policies decide anew. Nothing here searches or stores results.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cachecraft.budgets.settings import SearchTask
+from cachecraft.chat import token_ids
+from cachecraft.errors import RunError
+from cachecraft.evaluation.answers import answer_ids
+from cachecraft.evaluation.candidates import Selection
+from cachecraft.evaluation.forced import likelihoods
+from cachecraft.evaluation.measure import split_prompt, until_stop
+from cachecraft.evaluation.selections import Subject
+from cachecraft.evaluation.traces import Trace, TraceStore, layer_features, record
+from cachecraft.policy.allocation import apportion
+from cachecraft.policy.contract import Policy
+from cachecraft.policy.decide import decide
+from cachecraft.policy.features import LayerFeatures
+from cachecraft.policy.ranking import nested_ranks
+from cachecraft.policy.sequence import decide_sequence
+from cachecraft.tasks.prompt import render
+from cachecraft.tasks.task import Item, Task
+
+TRACE_BYTES = 1 << 30  # traces held in memory; others lie in files that are mapped
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationItem:
+    """An item and its tokens.
+
+    Attributes:
+        task: Its task.
+        item: The item.
+        context: What is compressed.
+        follow: Tokens run over the compressed cache.
+        targets: The reference answer's tokens, or those of each alias.
+        keep: c on this item: entries per kv head.
+    """
+
+    task: Task
+    item: Item
+    context: tuple[int, ...]
+    follow: tuple[int, ...]
+    targets: tuple[tuple[int, ...], ...]
+    keep: int
+
+
+def scaled(budgets: Sequence[int], target: int, keep: int, tokens: int, layers: int, heads: int) -> Tensor:
+    """A vector's budgets on an item whose target differs, as counts.
+
+    Args:
+        budgets: A number for each layer, or for each layer and then kv head.
+        target: c of the search.
+        keep: c of the item.
+        tokens: T of the item.
+        layers: L.
+        heads: G.
+
+    Returns:
+        (L, G) int64 in proportion to the budgets, with a mean that is to `keep` as theirs is to `target`.
+    """
+    total = min(max(round(sum(budgets) * keep / target), len(budgets)), len(budgets) * tokens)
+    parts = torch.tensor(apportion(budgets, total, 1, tokens), dtype=torch.int64).view(layers, -1)
+    return parts.expand(layers, heads).contiguous()
+
+
+class Calibration:
+    """The items of one split, recorded when they are first measured."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        tasks: Sequence[Task],
+        asked: SearchTask,
+        split: str,
+        folder: Path,
+        *,
+        ranked: bool = True,
+    ) -> None:
+        """Make the items; none is recorded yet.
+
+        Args:
+            subject: The model.
+            tasks: The tasks.
+            asked: How many items of which length.
+            split: One of the splits.
+            folder: Where recorded items go that memory has no room for; emptied, since what is there may be of
+                another kind.
+            ranked: Rank each item once for all that follows; not where policies change all the time.
+
+        Raises:
+            TaskError: A task has no such items.
+        """
+        self._subject, self._asked = subject, asked
+        self._traces = TraceStore(folder, memory_bytes=TRACE_BYTES)
+        shutil.rmtree(folder, ignore_errors=True)
+        self._ranked = ranked
+        self._ranks: dict[tuple[str, str], list[Tensor] | None] = {}
+        count = asked.samples if split == "search" else asked.held_out
+        self.items = [self._made(task, index, split) for index in range(count) for task in tasks]
+
+    def _made(self, task: Task, index: int, split: str) -> CalibrationItem:
+        subject, asked = self._subject, self._asked
+        item = task.item(index, split=split, length=asked.length, seed=asked.seed, tokenizer=subject.tokenizer)
+        context, follow = split_prompt(render(subject.tokenizer, item), asked.regime)
+        targets = tuple(tuple(token_ids(subject.tokenizer, text)) for text in item.reference_texts)
+        return CalibrationItem(task, item, context, follow, targets, asked.budget.entries(len(context)))
+
+    def by_counts(self, number: int, candidates: Sequence[tuple[Policy, Tensor]]) -> list[float]:
+        """Fitness of candidates on an item, each with the policy that scores and (L, G) int64 counts."""
+        each = self.items[number]
+        groups: dict[str, tuple[Policy, list[int]]] = {}
+        for place, (policy, _) in enumerate(candidates):
+            groups.setdefault(policy.id, (policy, []))[1].append(place)
+        masks: list[list[Tensor]] = [[] for _ in candidates]
+        deciding = []
+        for policy, places in groups.values():
+            ranks = self._ranks_of(each, policy) if self._ranked else None
+            if ranks is None:
+                deciding.append((policy, places))
+                continue
+            for place in places:
+                counts = candidates[place][1]
+                masks[place] = [own < count.unsqueeze(1) for own, count in zip(ranks, counts, strict=True)]
+        if deciding:
+            for layer, features in enumerate(self._layers(self._trace(each))):
+                for policy, places in deciding:
+                    decided = decide(policy, features, [candidates[place][1][layer] for place in places])
+                    for place, decision in zip(places, decided, strict=True):
+                        masks[place].append(decision.mask)
+        return self._measured(each, self._trace(each), masks)
+
+    def by_policy(self, number: int, policies: Sequence[Policy]) -> list[float]:
+        """Fitness of policies, each with its allocation, on an item; recorded anew and not kept."""
+        each = self.items[number]
+        trace = record(self._subject.structure, each.context)
+        layers = partial(self._layers, trace)
+        masks = [[made.mask for made in decide_sequence(policy, layers, [each.keep])[0]] for policy in policies]
+        return self._measured(each, trace.without_queries(), masks)
+
+    def _trace(self, each: CalibrationItem) -> Trace:
+        held = self._traces.get(each.item.id)
+        if held is None:
+            held = record(self._subject.structure, each.context)
+            self._traces.put(each.item.id, held)
+        return held
+
+    def _layers(self, trace: Trace) -> Iterator[LayerFeatures]:
+        return layer_features(self._subject.structure, self._subject.tokenizer, trace)
+
+    def _ranks_of(self, each: CalibrationItem, policy: Policy) -> list[Tensor] | None:
+        """For each compressed layer the ranks (G, T) that serve every budget; None where there are none."""
+        key = (each.item.id, policy.id)
+        if key not in self._ranks:
+            trace = self._trace(each)
+            found = [nested_ranks(policy, features) for features in self._layers(trace)]
+            nested = [ranks.int() for ranks in found if ranks is not None]
+            self._ranks[key] = nested if len(nested) == len(found) else None
+            if self._ranks[key] is not None:
+                self._traces.put(each.item.id, trace.without_queries())
+        return self._ranks[key]
+
+    def _measured(self, each: CalibrationItem, trace: Trace, masks: Sequence[Sequence[Tensor]]) -> list[float]:
+        structure = self._subject.structure
+        selections: list[Selection] = []
+        for own in masks:
+            whole = trace.everything()  # which is what stays of layers that are not compressed
+            for layer, mask in zip(structure.compressed, own, strict=True):
+                whole[layer] = mask
+            selections.append(whole)
+        if self._asked.fitness == "answer":
+            found = self._answered(each, trace, selections)
+        else:
+            aliases = [likelihoods(structure, trace, selections, each.follow, target) for target in each.targets]
+            found = [math.exp(max(one.mean_logprob for one in ones)) for ones in zip(*aliases, strict=True)]
+        if bad := [value for value in found if not math.isfinite(value)]:
+            raise RunError(f"The model gave a fitness of {bad[0]} on {each.item.task}; check its dtype and weights.")
+        return found
+
+    def _answered(self, each: CalibrationItem, trace: Trace, selections: Sequence[Selection]) -> list[float]:
+        structure, item = self._subject.structure, each.item
+        hint = [*each.targets[0], *structure.stop_ids]
+        ids = answer_ids(structure, trace, selections, each.follow, item.max_new_tokens, hint=hint)
+        texts = [self._subject.tokenizer.decode(answer, skip_special_tokens=True) for answer in ids]
+        return [float(each.task.score(until_stop(text, item.stop), item)) for text in texts]

@@ -1,0 +1,135 @@
+"""A search on a tiny model: resumable to the vector, exact after completion, and usable by every other command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import build_model, build_tokenizer
+
+from cachecraft import api
+from cachecraft.budgeting import BudgetSearch, search_budgets
+from cachecraft.budgets.items import Calibration
+from cachecraft.budgets.search import SearchProgress
+from cachecraft.budgets.settings import EvolKVSettings, SearchTask
+from cachecraft.errors import BudgetError, PolicyLoadError, RunError
+from cachecraft.evaluation.cells import Budget
+from cachecraft.models import LoadedModel
+
+KEEP, LAYERS = 24, 2
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return LoadedModel(build_model("llama"), build_tokenizer(), "tiny", "r0", "float32", "cpu")  # type: ignore[arg-type]
+
+
+def search(loaded: LoadedModel, folder: Path, *, asked: dict[str, Any] | None = None, **changes: Any) -> BudgetSearch:
+    given = {"iterations": 2, "population": 4} | changes.pop("settings", {})
+    budget = changes.pop("budget", Budget(keep=KEEP))
+    return search_budgets(
+        loaded,
+        policy=changes.pop("policy", "keydiff"),
+        asked=SearchTask(budget, **({"length": 700, "samples": 1, "held_out": 1} | (asked or {}))),
+        settings=EvolKVSettings(**given),
+        run=folder,
+        **changes,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(loaded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> BudgetSearch:
+    return search(loaded, tmp_path_factory.mktemp("whole") / "b1")
+
+
+def test_budgets_are_completed_to_the_exact_total_and_stand_beside_others(whole: BudgetSearch) -> None:
+    held = whole.budgets
+    assert sum(held.budgets) == KEEP * LAYERS
+    assert all(sum(own) == int(target) * LAYERS for target, own in held.completions.items())
+    assert {row.name for row in held.table} == {
+        *("evolkv", "uniform", "pyramid", "reversed_pyramid", "adaptive", "random"),
+    }
+    assert all(0 <= row.search <= 1 and row.validation is not None for row in held.table)
+    assert held.before is not None and held.after is not None
+    assert all(plot.stat().st_size > 1000 for plot in whole.plots)
+    assert not list((whole.folder / "traces").rglob("*.safetensors"))
+
+
+def test_an_interrupted_search_goes_on_as_if_nothing_had_happened(
+    loaded: LoadedModel, whole: BudgetSearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(seen: SearchProgress) -> None:
+        if seen.iteration == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(loaded, tmp_path / "b1", progress=stop)
+    measured: list[int] = []
+    by_counts = Calibration.by_counts
+
+    def counting(self: Calibration, number: int, candidates: Any) -> list[float]:
+        measured.append(len(candidates))
+        return by_counts(self, number, candidates)
+
+    monkeypatch.setattr(Calibration, "by_counts", counting)
+    again = search(loaded, tmp_path / "b1")
+    assert json.loads(again.path.read_text()) == json.loads(whole.path.read_text())
+    assert sum(measured) < whole.budgets.evaluated, "what was measured before is not measured again"
+    measured.clear()
+    assert search(loaded, tmp_path / "b1").budgets == again.budgets and not measured
+    with pytest.raises(RunError, match="iterations"):
+        search(loaded, tmp_path / "b1", settings={"iterations": 3})
+
+
+def test_the_file_is_an_allocation_with_the_same_bytes(
+    loaded: LoadedModel, whole: BudgetSearch, tmp_path: Path
+) -> None:
+    found = api.evaluate(
+        loaded,
+        policies=["keydiff"],
+        keeps=[KEEP],
+        length=700,
+        samples=1,
+        run=tmp_path / "run",
+        allocations=["uniform", "adaptive", "global", str(whole.path)],
+        scoring=["likelihood"],
+        references=[],
+    )
+    by_label = {result.label: result for result in found.results}
+    assert set(by_label) == {f"keydiff [{name}]" for name in ("uniform", "adaptive", "global", "b1")}
+    assert len({result.kept_bytes for result in found.results}) == 1
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text('{"format": "cachecraft-budgets-1", "budgets": [1, 2, 3]}')
+    with pytest.raises(BudgetError, match="for 3 layers, but this model has 2"):
+        api.evaluate(loaded, policies=["keydiff"], keeps=[KEEP], run=tmp_path / "no", allocations=[str(wrong)])
+    assert not (tmp_path / "no").exists()
+
+
+def test_heads_constants_and_answers_can_be_searched_on(loaded: LoadedModel, tmp_path: Path) -> None:
+    found = search(
+        loaded,
+        tmp_path / "b2",
+        policy="snapkv:window=8",
+        tasks=["ruler:vt"],
+        budget=Budget(ratio=0.9),
+        settings={"iterations": 1, "granularity": "head", "with_params": True},
+        asked={"held_out": 0, "fitness": "answer"},
+    )
+    rows = found.budgets.budgets
+    assert len(rows) == LAYERS and all(len(row) == 2 for row in rows)  # type: ignore[arg-type]
+    assert found.policy.startswith("snapkv") and found.budgets.target is not None
+    assert all(row.validation is None for row in found.budgets.table)
+
+
+def test_bad_input_is_refused_before_anything_is_measured(loaded: LoadedModel, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("raise SystemExit('was run')\n\ndef score_tokens(f):\n    return f.keys[..., 0]\n")
+    with pytest.raises(PolicyLoadError, match="--trust"):
+        search(loaded, tmp_path / "no", policy=str(mine))
+    with pytest.raises(BudgetError, match="shortest context"):
+        search(loaded, tmp_path / "no", budget=Budget(keep=5000))
+    with pytest.raises(BudgetError, match="no constants"):
+        search(loaded, tmp_path / "no", policy="knorm", settings={"with_params": True})
+    with pytest.raises(BudgetError, match="at least 1"):
+        search(loaded, tmp_path / "no", asked={"samples": 0})
+    assert not (tmp_path / "no" / "run.sqlite").exists()

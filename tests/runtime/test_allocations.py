@@ -1,0 +1,73 @@
+"""Unequal caches in use: each allocation's bytes are really gone, and everything a context can do still works."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cachecraft.errors import BudgetError
+from cachecraft.runtime.compress import compress
+from cachecraft.runtime.context import load, prefill
+
+TEXT = "One of the special magic numbers for hidden-key is: 1234567. The grass is green. The sky is blue. " * 2
+KEEP = 20
+
+
+@pytest.fixture(scope="module")
+def budgets(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("budgets") / "heads.json"
+    path.write_text('{"format": "cachecraft-budgets-1", "budgets": [[1, 7], [9, 3]]}')
+    return str(path)
+
+
+@pytest.mark.parametrize("allocation", ["pyramid", "reversed_pyramid", "adaptive", "global", "file"])
+def test_a_ragged_context_is_smaller_and_answers_like_its_saved_self(
+    tiny_llama, tiny_tokenizer, budgets: str, tmp_path: Path, allocation: str
+) -> None:
+    given = budgets if allocation == "file" else allocation
+    context = prefill(tiny_llama, tiny_tokenizer, TEXT, policy="vnorm", keep=KEEP, allocation=given)
+    assert int(context.kept.sum()) == KEEP * context.kept.numel()
+    assert len(context.kept.unique()) > 1
+    if allocation == "file":
+        assert context.kept.tolist() == [[4, 28], [36, 12]]
+    stored = sum(
+        block.keys.untyped_storage().nbytes() + block.values.untyped_storage().nbytes()
+        for layer in context._cache.compressed
+        for block in layer._blocks
+    )
+    assert stored == context.bytes == context.full_bytes * KEEP // context.tokens
+    context.save(tmp_path / "c.safetensors")
+    again = load(tmp_path / "c.safetensors", tiny_llama, tiny_tokenizer)
+    assert context.ask("why?", max_new_tokens=6) == again.ask("why?", max_new_tokens=6)
+
+
+@pytest.mark.parametrize("allocation", ["adaptive", "global", "file"])
+def test_rows_of_a_batch_are_divided_as_they_are_alone(tiny_llama, budgets: str, allocation: str) -> None:
+    given = budgets if allocation == "file" else allocation
+    generator = torch.Generator().manual_seed(5)
+    rows = [torch.randint(4, 200, (count,), generator=generator).tolist() for count in (40, 26)]
+    padded = torch.tensor([rows[0], [1] * 14 + rows[1]])
+    mask = torch.tensor([[1] * 40, [0] * 14 + [1] * 26])
+    plain = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 1, "eos_token_id": None}
+    with compress(tiny_llama, policy="vnorm", ratio=0.5, allocation=given) as made:
+        together = tiny_llama.generate(input_ids=padded, attention_mask=mask, **plain)[:, 40:]
+        kept = made.last.kept
+        for number, row in enumerate(rows):
+            alone = tiny_llama.generate(input_ids=torch.tensor([row]), **plain)[:, len(row) :]
+            assert torch.equal(together[number], alone[0])
+            assert torch.equal(kept[:, number], made.last.kept[:, 0])
+    assert int(kept[:, 0].sum()) == 4 * (16 + 8) and int(kept[:, 1].sum()) == 4 * (9 + 8)
+
+
+def test_budgets_of_another_model_are_refused_before_reading(tiny_llama, tiny_tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "b.json"
+    path.write_text('{"format": "cachecraft-budgets-1", "budgets": [1, 2, 3]}')
+    with pytest.raises(BudgetError, match="for 3 layers, but this model has 2"):
+        prefill(tiny_llama, tiny_tokenizer, TEXT, keep=KEEP, allocation=str(path))
+    with pytest.raises(BudgetError, match="for 3 layers"), compress(tiny_llama, keep=KEEP, allocation=str(path)):
+        pass
+
+
+def test_a_division_that_gives_way_says_so(tiny_llama, tiny_tokenizer) -> None:
+    context = prefill(tiny_llama, tiny_tokenizer, TEXT, policy="snapkv", ratio=0.1, allocation="pyramid")
+    assert "kept alike" in context.allocation_note

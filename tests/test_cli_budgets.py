@@ -1,0 +1,80 @@
+"""`cachecraft budgets` as a person meets it: a table, a file that other commands take, one sentence for bad input."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cachecraft import models
+from cachecraft.cli import app
+from cachecraft.models import LoadedModel
+from tests.conftest import build_model, build_tokenizer
+
+SMALL = ["--length", "700", "--samples", "1", "--tasks", "ruler:niah_single_1", "--iterations", "1", "--held-out", "0"]
+
+
+@pytest.fixture(autouse=True)
+def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(spec: str, **options: object) -> LoadedModel:
+        return LoadedModel(build_model("llama"), build_tokenizer(), spec, "r0", "float32", "cpu")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(models, "load", load)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def run(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_a_search_prints_its_table_and_says_how_to_use_what_it_found(tmp_path: Path) -> None:
+    folder = tmp_path / "b1"
+    code, output = run("budgets", *SMALL, "--target", "24", "--population", "4", "--run", folder)
+    assert code == 0
+    assert "evolkv" in output and "reversed_pyramid" in output and f"--allocation {folder}" in output.replace("\n", "")
+    assert {"budgets.json", "budgets.png", "budgets.svg", "run.yaml", "run.sqlite"} <= {
+        p.name for p in folder.iterdir()
+    }
+    again = ["evaluate", "--policy", "keydiff", "--keep", "24", "--length", "700", "--samples", "1"]
+    again += ["--scoring", "likelihood", "--references", "none", "--run", tmp_path / "run"]
+    code, output = run(*again, "--allocation", folder / "budgets.json", "--allocation", "uniform")
+    assert code == 0 and "keydiff [b1]" in output and "keydiff [uniform]" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "Give one of --target"),
+        (["--target", "24", "--ratio", "0.5"], "Give one of --target"),
+        (["--target", "many"], "'many' is not a number"),
+        (["--ratio", "1"], "at least 0 and below 1"),
+        (["--target", "9000"], "not below the shortest context"),
+        (["--target", "24", "--lambda", "much"], "'much' is not a number"),
+        (["--target", "24", "--gamma", "nan"], "γ is nan"),
+        (["--target", "24", "--samples", "0"], "at least 1"),
+        (["--target", "24", "--tasks", "ruler:qa_1"], "cannot be made"),
+        (["--target", "24", "--policy", "knrm"], "did you mean knorm"),
+        (["--target", "24", "--granularity", "token"], "choose layer or head"),
+        (["--target", "24", "--fitness", "rouge"], "choose likelihood or answer"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    code, output = run("budgets", "--length", "700", "--run", tmp_path / "no", *arguments)
+    assert code == 2
+    assert sentence in output.replace("\n", " ")
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("budgets", "sentence"),
+    [("[1, 2, 3]", "for 3 layers, but this model has 2"), ("[-1, 2]", "-1 is no number"), ("[0, 0]", "are zero")],
+)
+def test_budgets_that_do_not_fit_are_one_sentence(tmp_path: Path, budgets: str, sentence: str) -> None:
+    path = tmp_path / "b.json"
+    path.write_text(f'{{"format": "cachecraft-budgets-1", "budgets": {budgets}}}')
+    given = ["evaluate", "--policy", "knorm", "--keep", "24", "--run", tmp_path / "no", "--allocation", path]
+    code, output = run(*given)
+    assert code == 2 and sentence in output.replace("\n", " ")
+    assert not (tmp_path / "no").exists()
