@@ -237,6 +237,6 @@ class BenchmarkTask:
             )
         return TaskError(
             f"The data for {self.name} holds {usable.items} items for split {split} that fit {length} tokens{left}, so "
-            f"there is no item {index}; ask for at most {usable.items} with --samples, take what there is with --limit, "
-            "or every item with --split all."
+            f"there is no item {index}; ask for at most {usable.items} with --samples, take what there is with "
+            "--limit, or every item with --split all."
         )

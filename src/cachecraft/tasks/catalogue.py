@@ -1,4 +1,4 @@
-"""What each family and task measures, where its data come from and under which licence: what `cachecraft tasks` lists."""
+"""What each family and task measures, where its data come from, under which licence: for `cachecraft tasks`."""
 
 from __future__ import annotations
 

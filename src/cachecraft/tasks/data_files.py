@@ -1,4 +1,4 @@
-"""Reads the data that a user names: JSON and JSON lines, plain, gzipped or in a zip file, folders of them, hub data sets.
+"""Reads the data that a user names: JSON and JSON lines, plain, gzipped or zipped, folders of them, hub data sets.
 
 A file's form is known by its first entry; what a form's fields mean is the business of the tasks that read it. Says
 in one sentence what in a file is wrong: which file, which entry or line, which field.
@@ -219,7 +219,8 @@ def _read(path: Path, *, folder: bool) -> Iterator[DataFile]:
             yield DataFile(name, form, content, lines)
         elif not folder and path.suffix != ".zip":
             raise TaskError(
-                f"{name} has none of the known forms ({', '.join(FORMS.values())}): {_seen(content)}; give another file."
+                f"{name} has none of the known forms ({', '.join(FORMS.values())}): {_seen(content)}; "
+                "give another file."
             )
 
 

@@ -51,7 +51,9 @@ def longbench_task(name: str, of: str, sources: Sources) -> BenchmarkTask:
         read=lambda: list(_samples(of, wording, sources)),
         metric=partial(score, wording),
         max_new_tokens=wording.new_tokens,
-        needs=lambda: _needs(wording, any(task_of(file) == of for file in sources.benchmark("longbench")), f"{of}.jsonl"),
+        needs=lambda: _needs(
+            wording, any(task_of(file) == of for file in sources.benchmark("longbench")), f"{of}.jsonl"
+        ),
         too_long="middle",
         skip_long=sources.skip_long,
     )

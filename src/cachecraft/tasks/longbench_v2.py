@@ -13,7 +13,8 @@ from cachecraft.tasks.task import Task
 
 _OPENING = "Please read the following text and answer the question below.\n\n<text>\n"
 _QUESTION = (
-    "\n</text>\n\nWhat is the correct answer to this question: {question}\nChoices:\n(A) {a}\n(B) {b}\n(C) {c}\n(D) {d}\n\n"
+    "\n</text>\n\nWhat is the correct answer to this question: {question}\nChoices:\n"
+    "(A) {a}\n(B) {b}\n(C) {c}\n(D) {d}\n\n"
     'Format your response as follows: "The correct answer is (insert answer here)".'
 )
 

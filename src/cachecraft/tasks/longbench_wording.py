@@ -70,9 +70,10 @@ _EXAMPLES = "The following are some examples.\n\n"
 LONGBENCH: Mapping[str, Wording] = MappingProxyType(
     {
         "narrativeqa": Wording(
-            f"You are given a story, which can be either a novel or a movie script, and a question. {_CONCISELY}\n\nStory: ",
-            "\n\nNow, answer the question based on the story asconcisely as you can, using a single phrase if possible. "
-            "Do not provide any explanation.\n\nQuestion: {input}\n\nAnswer:",
+            "You are given a story, which can be either a novel or a movie script, and a question. "
+            f"{_CONCISELY}\n\nStory: ",
+            "\n\nNow, answer the question based on the story asconcisely as you can, using a single phrase if "
+            "possible. Do not provide any explanation.\n\nQuestion: {input}\n\nAnswer:",
             128,
             "f1",
             "questions about a whole story or film script",
@@ -149,8 +150,8 @@ LONGBENCH: Mapping[str, Wording] = MappingProxyType(
             chat=False,
         ),
         "triviaqa": Wording(
-            "Answer the question based on the given passage. Only give me the answer and do not output any other words. "
-            f"{_EXAMPLES}",
+            "Answer the question based on the given passage. Only give me the answer and do not output any other "
+            f"words. {_EXAMPLES}",
             "\n\n{input}",
             32,
             "f1",
@@ -187,10 +188,10 @@ LONGBENCH: Mapping[str, Wording] = MappingProxyType(
             "how many different paragraphs there are",
         ),
         "passage_retrieval_en": Wording(
-            "Here are 30 paragraphs from Wikipedia, along with an abstract. Please determine which paragraph the abstract "
-            "is from.\n\n",
-            "\n\nThe following is an abstract.\n\n{input}\n\nPlease enter the number of the paragraph that the abstract "
-            'is from. The answer format must be like "Paragraph 1", "Paragraph 2", etc.\n\nThe answer is: ',
+            "Here are 30 paragraphs from Wikipedia, along with an abstract. Please determine which paragraph the "
+            "abstract is from.\n\n",
+            "\n\nThe following is an abstract.\n\n{input}\n\nPlease enter the number of the paragraph that the "
+            'abstract is from. The answer format must be like "Paragraph 1", "Paragraph 2", etc.\n\nThe answer is: ',
             32,
             "retrieval",
             "which of 30 paragraphs an abstract is of",
@@ -202,11 +203,14 @@ LONGBENCH: Mapping[str, Wording] = MappingProxyType(
             "retrieval",
             "the same in Chinese",
         ),
-        "lcc": Wording(
-            _CODE, "Next line of code:\n", 64, "code", "the next line of a file", chat=False
-        ),
+        "lcc": Wording(_CODE, "Next line of code:\n", 64, "code", "the next line of a file", chat=False),
         "repobench-p": Wording(
-            _CODE, "{input}Next line of code:\n", 64, "code", "the next line, given other files of its repository", chat=False
+            _CODE,
+            "{input}Next line of code:\n",
+            64,
+            "code",
+            "the next line, given other files of its repository",
+            chat=False,
         ),
     }
 )

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from cachecraft.errors import TaskError
 from cachecraft.tasks.data_files import DataFile, Entry, Text, checked, hub_rows, read_data, wrong
 from cachecraft.tasks.questions import Asked, Block
 

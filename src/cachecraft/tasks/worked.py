@@ -1,4 +1,4 @@
-"""GSM8K (Cobbe et al., 2021, arXiv 2110.14168) and MATH (Hendrycks et al., 2021, arXiv 2103.03874): problems after examples.
+"""GSM8K (arXiv 2110.14168) and MATH (arXiv 2103.03874): problems after worked examples.
 
 The compressible context are worked examples from the user's own files, which are then not asked: the first ones of the
 files whose name says ``train`` (none of whose problems are asked then), else the first ones of all.
@@ -77,9 +77,7 @@ def _needs(form: Form, sources: Sources, file: str) -> str:
     return "" if sources.benchmark(form) else f"needs {FORMS[form]}'s {file}: give it with --data"
 
 
-def _problems(
-    form: Form, sources: Sources, take: Callable[[object, str, str], tuple[str, str, str]]
-) -> list[_Problem]:
+def _problems(form: Form, sources: Sources, take: Callable[[object, str, str], tuple[str, str, str]]) -> list[_Problem]:
     return [
         _Problem(f"{place.rstrip(', ')} of {file.name}", "train" in file.stem, *take(entry, file.name, place))
         for file in sources.benchmark(form)

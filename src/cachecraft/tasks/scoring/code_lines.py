@@ -1,4 +1,4 @@
-"""Line completion as CodeXGLUE has it (arXiv 2102.04664): its tokens back to code, and edit similarity of the next line."""
+"""CodeXGLUE's line completion (arXiv 2102.04664): its tokens back to code, edit similarity of the next line."""
 
 from __future__ import annotations
 

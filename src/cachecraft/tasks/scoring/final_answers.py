@@ -1,4 +1,4 @@
-"""Final answers found in worked solutions: GSM8K's numbers, competition mathematics, multiple choice, line retrieval."""
+"""Final answers found in worked solutions: GSM8K's numbers, competition mathematics, choices, line retrieval."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _THE_ANSWER = re.compile(r"(?:final )?answer is:?\s*(.+)", re.IGNORECASE)
 
 
 def gsm8k_strict(answer: str, reference: str) -> float:
-    """1 if the first ``The answer is N`` gives the reference's number (GSM8K, arXiv 2110.14168; 8-shot wording), else 0.
+    """1 if the first ``The answer is N`` gives the reference's number, else 0 (GSM8K after worked examples).
 
     Commas, dollar signs and a final full stop do not matter.
     """
@@ -65,10 +65,10 @@ def last_number(answer: str, reference: str) -> float:
 
 
 def math_match(answer: str, reference: str) -> float:
-    """1 if the final answer, both sides brought to one way of writing, is the reference (MATH, arXiv 2103.03874).
+    r"""1 if the final answer, both sides brought to one way of writing, is the reference (MATH, arXiv 2103.03874).
 
-    The final answer is what the last ``\\boxed{…}`` holds, else what follows the last "answer is", else nothing.
-    The comparison is of text: ``1/2`` and ``\\frac{1}{2}`` are the same, ``0.5`` is not.
+    The final answer is what the last ``\boxed{…}`` holds, else what follows the last "answer is", else nothing.
+    The comparison is of text: ``1/2`` and ``\frac{1}{2}`` are the same, ``0.5`` is not.
     """
     found = final_formula(answer)
     return float(found is not None and plain_formula(found) == plain_formula(reference))

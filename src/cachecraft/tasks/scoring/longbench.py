@@ -116,7 +116,7 @@ def chinese_missing() -> str:
 
 @lru_cache(maxsize=1)
 def _cutter() -> Callable[[str], list[str]]:
-    """jieba's cutting; reading its dictionary takes a second, so it is read once."""
+    """The cutting of jieba; reading its dictionary takes a second, so it is read once."""
     if missing := chinese_missing():
         raise TaskError(f"A Chinese answer cannot be scored: this {missing}.")
     import logging
