@@ -48,12 +48,14 @@ ABOUT: Mapping[str, Family] = MappingProxyType(
         "longbench_v2": Family(
             "LongBench v2 (arXiv 2412.15204)",
             "its data.json (zai-org/LongBench-v2), or pairs NAME_context.txt and NAME.md",
-            "Apache-2.0",
+            "MIT",
             too_long=_CUT,
         ),
         "gsm8k": Family("GSM8K (arXiv 2110.14168)", "its train.jsonl (examples) and test.jsonl (openai/gsm8k)", "MIT"),
         "math": Family(
-            "MATH (arXiv 2103.03874)", "JSONL with problem, solution and answer (HuggingFaceH4/MATH-500)", "MIT"
+            "MATH (arXiv 2103.03874)",
+            "JSONL with problem, solution and answer (HuggingFaceH4/MATH-500)",
+            "MIT; MATH-500 Apache-2.0",
         ),
         "needle": Family(
             "Needle in a haystack (Kamradt, 2023)",
@@ -64,7 +66,7 @@ ABOUT: Mapping[str, Family] = MappingProxyType(
         "code": Family(
             "Code completion (LongBench; CodeXGLUE, arXiv 2102.04664)",
             "LongBench's lcc.jsonl and repobench-p.jsonl; CodeXGLUE's line completion, dev.json or its zip",
-            "MIT; CodeXGLUE C-UDA",
+            "MIT",
             too_long="as LongBench; CodeXGLUE: cut off the start",
         ),
         "kv_retrieval": Family(

@@ -155,14 +155,15 @@ def checked(model: type[_Model], content: Any, name: str, where: str = "") -> _M
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
-        what = "is missing" if first["type"] == "missing" else first["msg"].removeprefix("Input ")
+        said = {"missing": "is missing", "model_type": "should be an object with fields"}
+        what = said.get(first["type"], first["msg"].removeprefix("Input "))
         raise wrong(name, where, steps, what) from error
 
 
 def wrong(name: str, where: str, field: str, what: str) -> TaskError:
     """The error of an entry that is not as its form has it."""
     field = field if where.startswith("[") else field.removeprefix(".")
-    seen = f"{where}{field}" or "the whole"
+    seen = f"{where}{field}".removesuffix(", ") or "the whole"
     return TaskError(f"The data in {name} has another form than expected: {seen} {what}; mend or leave it out.")
 
 
@@ -282,7 +283,7 @@ def form_of(content: Any) -> Form | None:
             return "mini_longbench"
         return "squad" if "data" in content else None
     first = content[0] if isinstance(content, list) and content else None
-    if not isinstance(first, dict):
+    if not isinstance(first, dict) or "metric" in first:  # a file of tasks of one's own
         return None
     for form, fields in _MARKS:
         if fields <= first.keys():

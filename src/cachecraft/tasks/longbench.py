@@ -110,8 +110,8 @@ def task_of(file: DataFile) -> str:
 
 def _needs(wording: Wording, held: bool, file: str) -> str:
     if not held:
-        form = "mini_longbench" if file.startswith("Mini") else "longbench"
-        return f"needs {FORMS[form]}'s {file}: give it, or its folder, with --data"
+        publisher = FORMS["mini_longbench" if file.startswith("Mini") else "longbench"]
+        return f"needs {publisher}'s {file}: give it, or its folder, with --data"
     return metrics.chinese_missing() if wording.chinese else ""
 
 
