@@ -87,8 +87,8 @@ def measure(loaded: LoadedModel, report: BenchReport, options: argparse.Namespac
     items = ", ".join(f"{task.split(':')[-1]} {count}" for task, count in sorted(metric.items.items()))
     left = found.settings.get("left_out") or {}
     report.table(
-        f"{name}, {benchmark.length} tokens, query-{benchmark.regime}, split {benchmark.split}. Items that fit: {items}; "
-        f"left out as longer: {sum(left.values())}. Each cell: metric with 95 % interval / token agreement with the full cache",
+        f"{name}, {benchmark.length} tokens, query-{benchmark.regime}, split {benchmark.split}. Items that fit: {items}"
+        f"; left out as longer: {sum(left.values())}. Each cell: metric [95 %] / token agreement with the full cache",
         ["policy", *metric.budgets],
         [[row, *(pair(metric, fidelity, row, budget) for budget in metric.budgets)] for row in rows_of(metric)],
     )

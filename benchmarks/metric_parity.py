@@ -2,8 +2,8 @@
 
 Where a benchmark computes its metric with a package, that package itself is called: `rouge` (summaries), `fuzzywuzzy`
 and `rapidfuzz` (code), `jieba` (Chinese words). The rest of each definition is written here a second time, in another
-way than in the package. Needs `pip install rouge fuzzywuzzy rapidfuzz jieba`; runs for a minute or two. Exits with 1 if a metric
-disagrees beyond what docs/tasks.md lists.
+way than in the package. Needs `pip install rouge fuzzywuzzy rapidfuzz jieba`; runs for a minute or two. Exits with 1 if
+a metric disagrees beyond what docs/tasks.md lists.
 """
 
 from __future__ import annotations
@@ -22,29 +22,8 @@ from cachecraft.tasks.metrics import string_match_all, string_match_part
 from cachecraft.tasks.scoring import code_lines, final_answers, longbench
 from cachecraft.tasks.scoring.edit import percent
 
-WORDS = [
-    "the",
-    "a",
-    "an",
-    "cat",
-    "dog",
-    "Sat.",
-    "on",
-    "mat,",
-    "red",
-    "blue",
-    "house's",
-    "garden",
-    "Paragraph",
-    "answer",
-    "is",
-    "yes",
-    "no",
-    "7",
-    "12",
-    "x=1",
-    "1,234",
-]
+_WORDS = "the a an cat dog Sat. on mat, red blue house's garden Paragraph answer is yes no 7 12 x=1 1,234"
+WORDS = tuple(_WORDS.split())
 CHINESE = "今天天气很好。北京是中国的首都，我们在公园里看到许多花！第5段落说明问题"
 CLASSES = ("Date", "Food", "Other food", "Place", "Other place", "Speed", "Person")
 SAME = 1e-9
@@ -126,14 +105,10 @@ def chinese(rng: Random, count: int) -> list[Row]:
     marks = set(string.punctuation) | set(CHINESE_MARKS)
 
     def theirs(answer: str, reference: str) -> float:
-        sides = [
-            [
-                bare
-                for word in jieba.cut(side, cut_all=False)
-                if (bare := "".join(c for c in word if c not in marks).strip())
-            ]
-            for side in (answer.lower(), reference.lower())
-        ]
+        sides = []
+        for side in (answer.lower(), reference.lower()):
+            bare = ("".join(c for c in word if c not in marks).strip() for word in jieba.cut(side, cut_all=False))
+            sides.append([word for word in bare if word])
         return plain_f1(*sides)
 
     def some() -> str:
@@ -143,7 +118,10 @@ def chinese(rng: Random, count: int) -> list[Row]:
     return [compared("qa_f1_zh", "jieba 0.42.1, definition", longbench.qa_f1_chinese, theirs, pairs)]
 
 
-CHINESE_MARKS = "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏"
+CHINESE_MARKS = (
+    "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃"
+    "》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏"
+)
 
 
 def code(rng: Random, count: int) -> list[Row]:
@@ -162,25 +140,20 @@ def code(rng: Random, count: int) -> list[Row]:
     def by_difflib(answer: str, reference: str) -> float:
         return round(100 * difflib.SequenceMatcher(None, answer, reference).ratio()) / 100
 
+    def by_rapidfuzz(answer: str, reference: str) -> float:
+        return round(fuzz.ratio(answer, reference)) / 100
+
+    def by_fuzzywuzzy(answer: str, reference: str) -> float:
+        return float(fuzzy.ratio(first(answer), reference)) / 100
+
+    def ratio(answer: str, reference: str) -> float:
+        return percent(answer, reference) / 100
+
+    alone = "fuzzywuzzy without python-Levenshtein (difflib)"
     return [
-        compared(
-            "edit ratio", "rapidfuzz 3.14.6", lambda a, b: percent(a, b), lambda a, b: round(fuzz.ratio(a, b)), pairs
-        ),
-        compared(
-            "code_similarity",
-            "fuzzywuzzy 0.18.0",
-            longbench.code_similarity,
-            lambda a, b: fuzzy.ratio(first(a), b) / 100,
-            marked,
-        ),
-        compared(
-            "code_similarity",
-            "fuzzywuzzy without python-Levenshtein (difflib)",
-            lambda a, b: percent(a, b) / 100,
-            by_difflib,
-            pairs,
-            allowed=True,
-        ),
+        compared("edit ratio", "rapidfuzz 3.14.6", ratio, by_rapidfuzz, pairs),
+        compared("code_similarity", "fuzzywuzzy 0.18.0", longbench.code_similarity, by_fuzzywuzzy, marked),
+        compared("code_similarity", alone, ratio, by_difflib, pairs, allowed=True),
         compared("line_similarity", "rapidfuzz 3.14.6", code_lines.line_similarity, _line_by_rapidfuzz, pairs),
     ]
 
@@ -214,52 +187,32 @@ def words_and_numbers(rng: Random, count: int) -> list[Row]:
         return 1 / len(found) if right in found else 0.0
 
     nested = [("a b c", "a b c", ("a", "b", "c", "a b c"))]
+
+    def classes_of_all(answer: str, right: str) -> float:
+        return longbench.classification(answer, right, CLASSES)
+
+    def any_of(answer: str, right: str) -> float:
+        return float(right.lower() in answer.lower())
+
+    def with_cat(answer: str, right: str) -> float:
+        return (any_of(answer, right) + any_of(answer, "cat")) / 2
+
+    half = "the same, which says 0.5"
     return [
         compared("qa_f1", "definition", longbench.qa_f1, lambda a, b: plain_f1(words_of(a), words_of(b)), pairs),
         compared("count", "definition", longbench.count, share, numbers),
         compared("retrieval", "definition", longbench.retrieval, lambda a, b: share(a, b.split()[1]), paragraphs),
-        compared(
-            "classification",
-            "definition, its slip included",
-            lambda a, b: longbench.classification(a, b, CLASSES),
-            slips,
-            classes,
-        ),
-        compared(
-            "classification, nested names",
-            "the same",
-            lambda a, b, c: longbench.classification(a, b, c),
-            lambda a, b, c: 0.5,
-            nested,
-            allowed=True,
-        ),
-        compared(
-            "contains_any",
-            "definition",
-            lambda a, b: string_match_part(a, [b]),
-            lambda a, b: float(b.lower() in a.lower()),
-            numbers,
-        ),
-        compared(
-            "contains_all",
-            "definition",
-            lambda a, b: string_match_all(a, [b, "cat"]),
-            lambda a, b: (int(b.lower() in a.lower()) + int("cat" in a.lower())) / 2,
-            numbers,
-        ),
+        compared("classification", "definition, its slip included", classes_of_all, slips, classes),
+        compared("classification, nested names", half, longbench.classification, lambda *_: 0.5, nested, allowed=True),
+        compared("contains_any", "definition", lambda a, b: string_match_part(a, [b]), any_of, numbers),
+        compared("contains_all", "definition", lambda a, b: string_match_all(a, [b, "cat"]), with_cat, numbers),
     ]
 
 
 def solutions(rng: Random, count: int) -> list[Row]:
     numbers = [f"{rng.choice(['', '-'])}{rng.randrange(20000)}" for _ in range(count)]
-    frames = [
-        "so the answer is {}.",
-        "The answer is ${}",
-        "The answer is {} apples. Q: 3",
-        "it is {}",
-        "The answer is  {}.00",
-        "{} then 4",
-    ]
+    frames = ["so the answer is {}.", "The answer is ${}", "The answer is {} apples. Q: 3"]
+    frames += ["it is {}", "The answer is  {}.00", "{} then 4"]
     worked = [
         (rng.choice(frames).format(_written(rng, number)), rng.choice([number, number, "5"])) for number in numbers
     ]
@@ -272,26 +225,12 @@ def solutions(rng: Random, count: int) -> list[Row]:
         found = re.findall(r"-?\$?[0-9][0-9.,]*", answer)
         return float(bool(found) and _bare(found[-1]) == right)
 
-    letters = [
-        (
-            rng.choice(
-                ["The correct answer is ({})", "**The correct answer is {}**", "({})", "the correct answer is {}"]
-            ).format(rng.choice("ABCDE")),
-            rng.choice("ABCD"),
-        )
-        for _ in range(count)
-    ]
+    sayings = ["The correct answer is ({})", "**The correct answer is {}**", "({})", "the correct answer is {}"]
+    letters = [(rng.choice(sayings).format(rng.choice("ABCDE")), rng.choice("ABCD")) for _ in range(count)]
 
     def letter(answer: str, right: str) -> float:
         bare = answer.replace("*", "")
-        said = [
-            bare.split(start, 1)[1][:1]
-            for start in ("The correct answer is (", "The correct answer is ")
-            if start in bare
-        ]
-        if "The correct answer is (" in bare and bare.split("The correct answer is (", 1)[1][1:2] != ")":
-            said = said[1:]
-        return float(bool(said) and said[0] == right)
+        return float(f"The correct answer is ({right})" in bare or f"The correct answer is {right}" in bare)
 
     last = [(text(rng, 8), str(rng.choice([7, 12, 1, 234]))) for _ in range(count)]
 
