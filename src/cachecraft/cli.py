@@ -11,6 +11,7 @@ from cachecraft import __version__
 from cachecraft.cli_budgets import budgets
 from cachecraft.cli_discover import discover_app
 from cachecraft.cli_generate import generate
+from cachecraft.cli_results import print_evaluation, results_app
 from cachecraft.errors import BudgetError, CacheCraftError
 from cachecraft.terminal import err, item_progress, one_sentence, out, say
 
@@ -22,7 +23,7 @@ app = typer.Typer(
 )
 model_app = typer.Typer(no_args_is_help=True, help="The built-in model.")
 app.add_typer(model_app, name="model")
-app.registered_commands += discover_app.registered_commands
+app.registered_commands += results_app.registered_commands + discover_app.registered_commands
 app.command()(generate)
 app.command()(budgets)
 
@@ -49,14 +50,22 @@ def evaluate(
     model: Models = "smollm2",
     ratio: Annotated[list[str] | None, typer.Option(help="Share to evict, in [0, 1); repeat, or 0.5,0.75.")] = None,
     keep: Annotated[list[str] | None, typer.Option(help="Entries to keep per kv head; repeat, or 64,128.")] = None,
-    tasks: Annotated[str, typer.Option(help="Tasks or families, comma-separated.")] = "ruler:niah_single_1",
-    length: Annotated[int, typer.Option(help="Tokens of an item, generated ones included.")] = 1024,
+    tasks: Annotated[
+        str, typer.Option(help="Tasks, families or FILE.jsonl, comma-separated; `cachecraft tasks` lists them.")
+    ] = "ruler:niah_single_1",
+    length: Annotated[
+        str, typer.Option(help="Tokens of an item, generated ones included; 512,1024,2048 for a sweep.")
+    ] = "1024",
     samples: Annotated[int, typer.Option(help="Items per task.")] = 20,
+    limit: Annotated[int | None, typer.Option(help="At most so many items per task, fewer where there are.")] = None,
+    skip_long: Annotated[
+        bool, typer.Option("--skip-long", help="Leave out benchmark items longer than the length.")
+    ] = False,
     regime: Annotated[
         str, typer.Option(help="agnostic: compressed before the question is seen; aware: with it.")
     ] = "agnostic",
     scoring: Annotated[str, typer.Option(help="answer, likelihood, fidelity; comma-separated for several.")] = "answer",
-    split: Annotated[str, typer.Option(help="search, validation or test.")] = "test",
+    split: Annotated[str, typer.Option(help="search, validation, test; all: every item of a benchmark.")] = "test",
     seed: Annotated[int, typer.Option(help="Base seed of the items.")] = 0,
     run: Run = Path("runs/evaluate"),
     selector: Annotated[
@@ -73,7 +82,7 @@ def evaluate(
     essay: Annotated[list[str] | None, typer.Option(help="Text file for essay haystacks; repeat for more.")] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="SQuAD or HotpotQA file, a folder that holds some, or hub; repeat for more."),
+        typer.Option(help="A benchmark's file, a folder of some, hub or hub:REPOSITORY; repeat for more."),
     ] = None,
     ruler_compat: Annotated[
         bool, typer.Option("--ruler-compat", help="Seed RULER's tasks as the original does.")
@@ -95,6 +104,7 @@ def evaluate(
 
         ratios = [_number(text, float, "--ratio") for text in _split(ratio)]
         keeps = [_number(text, int, "--keep") for text in _split(keep)]
+        lengths = [_number(text, int, "--length") for text in _split([length])]
         if not ratios and not keeps:
             raise BudgetError("How much stays? Give --ratio (share to evict, such as 0.75) or --keep (entries).")
         api.budgets(ratios, keeps)
@@ -114,8 +124,10 @@ def evaluate(
                 keeps=keeps,
                 tasks=names,
                 run=run,
-                length=length,
+                length=lengths,
                 samples=samples,
+                limit=limit,
+                skip_long=skip_long,
                 regime=regime,
                 scoring=_split([scoring]),
                 split=split,
@@ -130,38 +142,7 @@ def evaluate(
                 trust=trust,
                 progress=progress,
             )
-        _print_evaluation(evaluation, against)
-
-
-@app.command()
-def table(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    against: Annotated[str, typer.Option(help="Also print paired differences to this row.")] = "",
-) -> None:
-    """Print the table of a run again, of everything that its folder holds."""
-    with one_sentence():
-        from cachecraft import api
-
-        _print_evaluation(api.open_evaluation(run), against)
-
-
-@app.command()
-def show(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    policy: Annotated[str, typer.Option(help="Name as in the table; full, hindsight and random too.")],
-    task: Annotated[str, typer.Option(help="Name of a task of the run.")],
-    limit: Annotated[int, typer.Option(help="The most items to show.")] = 5,
-    retention: Annotated[bool, typer.Option("--retention", help="What was kept of each segment instead.")] = False,
-) -> None:
-    """Show a policy's answers item by item: the end of the prompt, references, answer and score at each budget."""
-    with one_sentence():
-        from cachecraft.reporting.retention import print_retention
-        from cachecraft.reporting.samples import print_samples
-
-        if retention:
-            print_retention(out, run, policy=policy, task=task)
-        else:
-            print_samples(out, run, policy=policy, task=task, limit=limit)
+        print_evaluation(evaluation, against)
 
 
 @app.command()
@@ -235,30 +216,13 @@ def demo(
         say("3 of 3. What was found beside known policies, on items that the search never saw.")
         with item_progress("evaluate") as progress:
             evaluation = compare(loaded, run, able, samples, found, progress=progress)
-        _print_evaluation(evaluation, found.stem)
+        print_evaluation(evaluation, found.stem)
 
 
 def _load(model: str, dtype: str, device: str, threads: int | None, revision: str | None) -> Any:
     from cachecraft.models import load
 
     return load(model, dtype=dtype, device=device, threads=threads, revision=revision, progress=say)
-
-
-def _print_evaluation(evaluation: Any, against: str) -> None:
-    from cachecraft.reporting.tables import difference_table, notes, terminal_table
-
-    for summary in evaluation.summaries(against=against):
-        out.print()
-        out.print(terminal_table(summary))
-        if against:
-            out.print()
-            out.print(difference_table(summary))
-            out.print("! the 95 % interval of the paired difference excludes 0", style="dim")
-        out.print()
-        for line in notes(summary, evaluation.settings):
-            out.print(line, style="dim", markup=False)
-    written = evaluation.export()
-    out.print(f"\nRun folder: {evaluation.folder} ({', '.join(path.name for path in written)})", markup=False)
 
 
 def _how_to_go_on(run: Path) -> str:

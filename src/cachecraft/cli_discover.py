@@ -86,7 +86,8 @@ def discover(
 ) -> None:
     """Search for a policy better than the known ones on your model and tasks, and prove it on fresh items."""
     with one_sentence(lambda: _kept(run)):
-        from cachecraft.cli import _load, _number, _print_evaluation, _split
+        from cachecraft.cli import _load, _number, _split
+        from cachecraft.cli_results import print_evaluation
         from cachecraft.discovery import discover as run_discovery
         from cachecraft.discovery import starting_from
         from cachecraft.evolution.proposers.assembly import proposing_from
@@ -150,7 +151,7 @@ def discover(
         for line in describe_search(found.folder):
             out.print(line, markup=False)
         for evaluation in found.tests:
-            _print_evaluation(evaluation, found.files[0].stem)
+            print_evaluation(evaluation, found.files[0].stem)
         out.print(f"\nThe best policies: {', '.join(map(str, found.files))}", markup=False)
 
 

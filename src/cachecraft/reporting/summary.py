@@ -66,6 +66,7 @@ class Summary:
         items: Items of each task.
         against: The reference of the differences, or "".
         skipped: Tasks that were asked for and could not be made, with what each needs.
+        length: Tokens of the items; None where results of several lengths are together.
     """
 
     scoring: str
@@ -74,6 +75,7 @@ class Summary:
     items: dict[str, int]
     against: str = ""
     skipped: dict[str, str] = field(default_factory=dict)
+    length: int | None = None
 
 
 def summarise(
