@@ -8,17 +8,14 @@ interrupted one stopped. Prints the table as Markdown; the picture is written as
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 from bench_report import RUNS, BenchReport
-from rich.progress import Progress as Bar
+from eligible import able_tasks, following, short
 from subject import add_model_options
 
 from cachecraft import api
-from cachecraft.errors import CacheCraftError
-from cachecraft.evaluation.settings import Progress
-from cachecraft.models import LoadedModel, load
+from cachecraft.models import load
 from cachecraft.reporting.plots import plot_score_against_bytes
 from cachecraft.reporting.summary import Summary
 from cachecraft.reporting.tables import as_csv, markdown, notes
@@ -26,7 +23,6 @@ from cachecraft.terminal import one_sentence
 
 POLICIES = ("streaming_llm", "knorm", "keydiff", "vnorm", "value_diversity", "vk_ratio", "snapkv", "tova", "frc")
 RATIOS = (0.5, 0.75, 0.88)
-ABLE = 0.5  # full-cache score on validation from which a task is measured
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "score_against_bytes"
 
 
@@ -44,50 +40,9 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def following(bar: Bar, what: str) -> Callable[[Progress], None]:
-    """A callback that moves a progress bar."""
-    job = bar.add_task(what, total=None)
-    return lambda seen: bar.update(job, completed=seen.done, total=seen.total, description=f"{what}, {seen.task}")
-
-
-def able_tasks(loaded: LoadedModel, report: BenchReport, options: argparse.Namespace, lengths: list[int]) -> list[str]:
-    """The tasks that the model can do with its full cache, at every length."""
-    scores: dict[str, list[float]] = {}
-    with report.progress() as bar:
-        for length in lengths:
-            found = api.evaluate(
-                loaded,
-                policies=[],
-                ratios=[0.0],
-                tasks=options.tasks.split(","),
-                run=folder(options, length, "-eligible"),
-                length=length,
-                samples=options.validation,
-                split="validation",
-                references=["full"],
-                progress=following(bar, f"full cache, {length} tokens"),
-            )
-            for task, score in found.summary().rows[0].cells["0"].by_task.items():
-                scores.setdefault(task, []).append(score)
-    report.table(
-        f"Full-cache score on validation, {options.validation} items of each task",
-        ["task", *[f"{length} tokens" for length in lengths], ""],
-        [
-            [task, *[f"{score:.2f}" for score in each], "measured" if min(each) >= ABLE else "left out"]
-            for task, each in scores.items()
-        ],
-    )
-    report.keep("full_cache_on_validation", scores)
-    able = [task for task, each in scores.items() if min(each) >= ABLE]
-    if not able:
-        raise CacheCraftError("The model can do none of these tasks, so there is nothing to compare on.")
-    return able
-
-
 def folder(options: argparse.Namespace, length: int, suffix: str = "") -> Path:
     """The run folder of one length, such as runs/readme-1k."""
-    short = f"{length // 1024}k" if length % 1024 == 0 else f"{length}"
-    path: Path = options.runs / f"readme-{short}{suffix}"
+    path: Path = options.runs / f"readme-{short(length)}{suffix}"
     return path
 
 
@@ -96,7 +51,8 @@ def main() -> None:
     lengths = [int(length) for length in options.lengths.split(",")]
     loaded = load(options.model, device="cpu", threads=options.threads, progress=print)
     report = BenchReport("readme-table", vars(options))
-    able = able_tasks(loaded, report, options, lengths)
+    probes = {length: folder(options, length, "-eligible") for length in lengths}
+    able = able_tasks(loaded, report, options.tasks.split(","), probes, options.validation)
     summaries: list[Summary] = []
     for length in lengths:
         with report.progress() as bar:

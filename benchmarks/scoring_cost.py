@@ -1,8 +1,8 @@
-"""What choosing costs: seconds of scoring and selecting of every policy, as a share of one prefill of the same context.
+"""What choosing costs: CPU seconds of every policy's scoring and selecting, as a share of one prefill of the context.
 
 One prefill is timed and recorded; then each policy decides on some of its layers, evenly spread, at one ratio. What it
 needs is computed anew for each policy, as when a context is compressed with it; the log-sum-exp of the attention comes
-from the prefill. The best of several rounds counts, policies in turn, so that a machine that slows down slows all.
+from the prefill. The best of several rounds counts, policies in turn: other work on the machine then changes little.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def main() -> None:
     (sample,) = make_samples(tokenizer, ("ruler:niah_single_2",), 1, options.length)
     prefill = float("inf")
     for _ in range(options.rounds):
-        start = time.perf_counter()
+        start = time.process_time()
         trace = record(structure, sample.context_ids)
-        prefill = min(prefill, time.perf_counter() - start)
+        prefill = min(prefill, time.process_time() - start)
     names = [*builtin_policies(), *(f"{wrapper}({options.base})" for wrapper in builtin_wrappers())]
     policies = {name: load_policy(name) for name in names}
     keep = torch.full((structure.kv_heads,), keep_count(trace.tokens, options.ratio))
@@ -56,9 +56,9 @@ def main() -> None:
         for index, features in enumerate(layer_features(structure, tokenizer, trace)):
             for name, policy in policies.items() if index in timed else ():
                 features.release()
-                start = time.perf_counter()
+                start = time.process_time()
                 decide(policy, features, [keep])
-                best[name][index] = min(best[name][index], time.perf_counter() - start)
+                best[name][index] = min(best[name][index], time.process_time() - start)
     shares = {name: sum(of.values()) / len(timed) * structure.layers / prefill for name, of in best.items()}
     report.say(f"Prefill of {trace.tokens} tokens: {prefill:.2f} s; ratio {options.ratio}, layers {list(timed)}.")
     rows = []

@@ -1,24 +1,28 @@
 """Fixtures for all tests: tiny random models and tokenizers, made in memory; no network, one thread."""
 
+from __future__ import annotations
+
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test may reach a hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
-from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-from tokenizers.trainers import BpeTrainer
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from tests.families import FAMILIES, SPECIAL, VOCABULARY, build_model
+from tests.families import FAMILIES, SPECIAL, VOCABULARY, model_of
+
+if TYPE_CHECKING:  # else imported where they are used: xdist's own process reads this file and runs no test
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 # Timing differs too much between machines for a deadline to mean anything; every run sees the same examples.
-settings.register_profile("cachecraft", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "cachecraft", deadline=None, derandomize=True, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("cachecraft")
 
 CHAT_TEMPLATE = (
@@ -37,11 +41,18 @@ CORPUS = [
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     """Two workers that each use every core are slower than two that use one; results are repeatable, too."""
+    import torch
+
     torch.set_num_threads(1)
 
 
 def build_tokenizer(*, chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
     """A BPE tokenizer of 200 entries over printable ASCII, which encode and decode leave as it is."""
+    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from tokenizers.trainers import BpeTrainer
+    from transformers import PreTrainedTokenizerFast
+
     alphabet = [chr(code) for code in range(32, 127)] + ["\n"]
     core = Tokenizer(BPE(unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?[A-Za-z]+| ?[^A-Za-z\s]|\s"), behavior="isolated")
@@ -77,12 +88,12 @@ def plain_tokenizer() -> PreTrainedTokenizerBase:
 
 @pytest.fixture(scope="session")
 def tiny_llama() -> PreTrainedModel:
-    return build_model("llama")
+    return model_of("llama")
 
 
 @pytest.fixture(scope="session")
 def tiny_qwen2() -> PreTrainedModel:
-    return build_model("qwen2")
+    return model_of("qwen2")
 
 
 @pytest.fixture(scope="session", params=["llama", "qwen2"])
@@ -93,13 +104,28 @@ def tiny_model(request: pytest.FixtureRequest, tiny_llama, tiny_qwen2) -> PreTra
 
 @pytest.fixture(scope="session", params=FAMILIES)
 def family_model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    """A model of each supported class and rotary embedding in turn; `tests.families` builds single ones."""
-    return build_model(request.param)
+    """A model of each supported class and rotary embedding in turn; `tests.families` gives single ones."""
+    return model_of(request.param)
+
+
+@pytest.fixture(scope="module")
+def brief_answers() -> Iterator[None]:
+    """Tasks ask for 8 new tokens: a random model never ends an answer, and items without room for one are short."""
+    from cachecraft.tasks import registry
+
+    def brief(make):
+        return lambda sources: tuple(replace(task, max_new_tokens=8) for task in make(sources))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "FAMILIES", {name: brief(make) for name, make in registry.FAMILIES.items()})
+        yield
 
 
 @pytest.fixture
 def every_core() -> Iterator[None]:
     """For the tests on the real model: all cores, put back afterwards."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1)
     yield

@@ -1,32 +1,19 @@
 """A tiny random model of every supported class and rotary embedding; nothing is read from a hub.
 
-`build_model("gemma3")` makes one; `FAMILIES` names all of them. Each has two query heads for each of its two key-value
-heads of width 16, and at least two layers.
+`build_model("gemma3")` makes one, `model_of("gemma3")` gives one that all tests share; `FAMILIES` names all of them.
+Each has two query heads for each of its two key-value heads of width 16, and at least two layers.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+if TYPE_CHECKING:  # else torch and transformers are imported with the first model: xdist's own process needs none
+    import torch
+    from transformers import PreTrainedModel
 
 VOCABULARY = 200
 SPECIAL = ["<unk>", "<pad>", "<|im_start|>", "<|im_end|>"]
@@ -38,10 +25,10 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class Family:
-    """What makes one: its classes and the settings that are its own."""
+    """What makes one: the names of its classes in transformers and the settings that are its own."""
 
-    config: type
-    model: type
+    config: str
+    model: str
     changes: dict[str, object] = field(default_factory=dict)
 
 
@@ -55,33 +42,33 @@ _BOTH_FACTORS = {"short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": 
 _EAGER = {"attn_implementation": "eager"}  # early releases drop the soft-cap in another implementation
 
 _FAMILIES: dict[str, Family] = {
-    "llama": Family(LlamaConfig, LlamaForCausalLM),
-    "llama-linear": Family(LlamaConfig, LlamaForCausalLM, _rope("linear", factor=4.0)),
-    "llama-dynamic": Family(LlamaConfig, LlamaForCausalLM, _rope("dynamic", factor=4.0)),
+    "llama": Family("LlamaConfig", "LlamaForCausalLM"),
+    "llama-linear": Family("LlamaConfig", "LlamaForCausalLM", _rope("linear", factor=4.0)),
+    "llama-dynamic": Family("LlamaConfig", "LlamaForCausalLM", _rope("dynamic", factor=4.0)),
     "llama-yarn": Family(
-        LlamaConfig, LlamaForCausalLM, _rope("yarn", factor=8.0, original_max_position_embeddings=512)
+        "LlamaConfig", "LlamaForCausalLM", _rope("yarn", factor=8.0, original_max_position_embeddings=512)
     ),
-    "llama-llama3": Family(LlamaConfig, LlamaForCausalLM, _rope("llama3", factor=8.0, **_BY_FREQUENCY)),
-    "mistral": Family(MistralConfig, MistralForCausalLM, {"sliding_window": None}),
-    "mistral-sliding": Family(MistralConfig, MistralForCausalLM, {"sliding_window": WIDE_WINDOW}),
-    "qwen2": Family(Qwen2Config, Qwen2ForCausalLM),
+    "llama-llama3": Family("LlamaConfig", "LlamaForCausalLM", _rope("llama3", factor=8.0, **_BY_FREQUENCY)),
+    "mistral": Family("MistralConfig", "MistralForCausalLM", {"sliding_window": None}),
+    "mistral-sliding": Family("MistralConfig", "MistralForCausalLM", {"sliding_window": WIDE_WINDOW}),
+    "qwen2": Family("Qwen2Config", "Qwen2ForCausalLM"),
     "qwen2-sliding": Family(
-        Qwen2Config,
-        Qwen2ForCausalLM,
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
         {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     ),
-    "qwen3": Family(Qwen3Config, Qwen3ForCausalLM),
-    "phi3": Family(Phi3Config, Phi3ForCausalLM, _PARTIAL | _rope("default", **_PARTIAL)),
+    "qwen3": Family("Qwen3Config", "Qwen3ForCausalLM"),
+    "phi3": Family("Phi3Config", "Phi3ForCausalLM", _PARTIAL | _rope("default", **_PARTIAL)),
     "phi3-longrope": Family(
-        Phi3Config,
-        Phi3ForCausalLM,
+        "Phi3Config",
+        "Phi3ForCausalLM",
         _PARTIAL
         | {"original_max_position_embeddings": ORIGINAL}
         | _rope("longrope", factor=4.0, original_max_position_embeddings=ORIGINAL, **_PARTIAL, **_BOTH_FACTORS),
     ),
     "gemma2": Family(
-        Gemma2Config,
-        Gemma2ForCausalLM,
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
         {
             "sliding_window": WINDOW,
             "layer_types": [SLIDING, FULL],
@@ -92,8 +79,8 @@ _FAMILIES: dict[str, Family] = {
         | _EAGER,
     ),
     "gemma3": Family(
-        Gemma3TextConfig,
-        Gemma3ForCausalLM,
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
         {
             "num_hidden_layers": 3,
             "sliding_window": WINDOW,
@@ -109,13 +96,14 @@ _FAMILIES: dict[str, Family] = {
 FAMILIES = tuple(_FAMILIES)
 
 
-def build_model(
-    family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: object
-) -> PreTrainedModel:
+def build_model(family: str, *, seed: int = 0, dtype: torch.dtype | None = None, **changes: object) -> PreTrainedModel:
     """A small model with 4 query heads on 2 key-value heads of width 16, in eval mode.
 
     The weights are wider than a fresh model's, so that attention is far from uniform and scores differ.
     """
+    import torch
+    import transformers
+
     chosen = copy.deepcopy(_FAMILIES[family])  # a config keeps the dicts it is given
     sizes: dict[str, object] = {
         "vocab_size": VOCABULARY,
@@ -134,8 +122,15 @@ def build_model(
     }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = chosen.model(chosen.config(**(sizes | chosen.changes | changes)))
+        config = getattr(transformers, chosen.config)(**(sizes | chosen.changes | changes))
+        model = getattr(transformers, chosen.model)(config)
         for name, weight in model.named_parameters():
             if name.endswith("norm.weight"):  # which begin as ones or zeros: a norm that is forgotten must show
                 torch.nn.init.normal_(weight, mean=float(weight.detach().mean()), std=0.3)
-    return model.to(dtype).eval().requires_grad_(False)
+    return model.to(dtype or torch.float32).eval().requires_grad_(False)
+
+
+@functools.cache
+def model_of(family: str, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """The same model for everyone who asks; who changes it builds one of their own."""
+    return build_model(family, dtype=dtype)

@@ -12,18 +12,20 @@ from typer.testing import CliRunner
 from cachecraft import models
 from cachecraft.cli import app
 from cachecraft.models import LoadedModel
-from tests.conftest import build_model, build_tokenizer
 from tests.tasks.question_data import squad
 
-RUN = ["evaluate", "--model", "tiny", "--length", "700", "--samples", "1", "--ratio", "0.5"]
+RUN = ["evaluate", "--model", "tiny", "--length", "360", "--samples", "1", "--ratio", "0.5"]
+
+
+pytestmark = pytest.mark.usefixtures("brief_answers")
 
 
 @pytest.fixture(autouse=True)
-def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny(monkeypatch: pytest.MonkeyPatch, tiny_llama, tiny_tokenizer) -> None:
     """`--model` gives the tiny model, so that only the command line is under test."""
 
     def load(spec: str, **options: object) -> LoadedModel:
-        return LoadedModel(build_model("llama"), build_tokenizer(), spec, "r0", "float32", "cpu")  # type: ignore[arg-type]
+        return LoadedModel(tiny_llama, tiny_tokenizer, spec, "r0", "float32", "cpu")
 
     monkeypatch.setattr(models, "load", load)
     monkeypatch.setenv("COLUMNS", "80")
@@ -84,7 +86,7 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(arguments: list[str], sente
 
 
 def test_tasks_without_data_are_skipped_by_name_and_the_table_says_of_how_many_it_is(tmp_path: Path) -> None:
-    arguments = ["evaluate", "--model", "tiny", "--length", "2000", "--samples", "1", "--ratio", "0.5"]
+    arguments = ["evaluate", "--model", "tiny", "--length", "1600", "--samples", "1", "--ratio", "0.5"]
     arguments += ["--policy", "knorm", "--references", "full", "--scoring", "likelihood", "--tasks", "ruler"]
     code, output = run(*arguments, "--run", tmp_path / "run")
     told = " ".join(output.split())

@@ -14,7 +14,6 @@ from cachecraft import models
 from cachecraft.cli import app
 from cachecraft.models import LoadedModel
 from cachecraft.runtime.context import prefill
-from tests.conftest import build_model, build_tokenizer
 
 TEXT = "The grass is green. The sky is blue. One of the special magic numbers for hidden-key is: 1234567.\n" * 3
 QUESTION = "What is the number?"
@@ -22,10 +21,9 @@ RUN = ["generate", "--model", "tiny", "--max-new-tokens", "12"]
 
 
 @pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
+def tiny(monkeypatch: pytest.MonkeyPatch, tiny_llama, tiny_tokenizer) -> LoadedModel:
     """`--model` gives the tiny model."""
-    model, tokenizer = build_model("llama"), build_tokenizer()
-    loaded = LoadedModel(model, tokenizer, "tiny", "r0", "float32", "cpu")  # type: ignore[arg-type]
+    loaded = LoadedModel(tiny_llama, tiny_tokenizer, "tiny", "r0", "float32", "cpu")
     monkeypatch.setattr(models, "load", lambda spec, **options: loaded)
     return loaded
 
@@ -100,7 +98,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     Path("empty.txt").write_text(" \n")
     Path("latin.txt").write_bytes("déjà vu".encode("latin-1"))
     Path("binary.bin").write_bytes(b"ab\0cd")
-    Path("long.txt").write_text(TEXT * 200)
+    Path("long.txt").write_text(TEXT * 50)
     code, told, said = run("--ratio", "0.5", *arguments, QUESTION)
     assert (code, told) == (2, "")
     assert sentence in said and said.count("Error:") == 1

@@ -1,14 +1,24 @@
-"""kill -9 in the middle of a run: what was finished is there, the same command completes the rest."""
+"""kill -9 in the middle of a run: what was finished is there, the same settings complete the rest."""
+
+from __future__ import annotations
 
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-from tests.conftest import build_model, build_tokenizer
+import pytest
+
+from cachecraft.api import subject_of
+from cachecraft.evaluation.cells import Budget
+from cachecraft.evaluation.grid import evaluate
+from cachecraft.evaluation.selections import Subject
+from cachecraft.evaluation.settings import Settings
+from cachecraft.models import LoadedModel
+from tests.forked import fork
+
+ITEMS, PER_ITEM = 6, 6  # knorm, full, hindsight and three random draws
 
 
 def stored(folder: Path) -> dict[str, int]:
@@ -24,27 +34,26 @@ def stored(folder: Path) -> dict[str, int]:
         connection.close()
 
 
-def test_a_killed_run_loses_at_most_the_item_in_flight(tmp_path: Path) -> None:
-    model, folder = tmp_path / "model", tmp_path / "run"
-    build_model("llama").save_pretrained(model)
-    build_tokenizer().save_pretrained(model)
-    command = [sys.executable, "-m", "cachecraft.cli", "evaluate", "--model", str(model), "--policy", "knorm"]
-    command += ["--ratio", "0.5", "--length", "700", "--samples", "6", "--threads", "1", "--run", str(folder)]
-    environment = os.environ | {"CACHECRAFT_HOME": str(tmp_path / "home")}
-    log = tmp_path / "log"
-    with log.open("w") as told:
-        process = subprocess.Popen(command, env=environment, stdout=told, stderr=told)
+def measure(subject: Subject, folder: Path, pause: float = 0.0) -> None:
+    asked = Settings(("knorm",), (Budget(ratio=0.5),), ("ruler:niah_single_1",), length=360, samples=ITEMS)
+    evaluate(subject, asked, folder, progress=lambda _: time.sleep(pause))[0].close()
+
+
+@pytest.mark.usefixtures("brief_answers")
+@pytest.mark.skipif(os.name != "posix", reason="processes are forked")
+def test_a_killed_run_loses_at_most_the_item_in_flight(tiny_llama, tiny_tokenizer, tmp_path: Path) -> None:
+    subject = subject_of(LoadedModel(tiny_llama, tiny_tokenizer, "tiny", "r0", "float32", "cpu"))
+    folder, log = tmp_path / "run", tmp_path / "log"
+    process = fork(lambda: measure(subject, folder, 0.05), log)
     deadline = time.monotonic() + 120
-    while len(stored(folder)) < 12 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    while len(stored(folder)) < 2 * PER_ITEM and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL, log.read_text()
     before = stored(folder)
-    per_item = 6  # knorm, full, hindsight and three random draws
-    assert 0 < len(before) <= 6 * per_item, log.read_text()
-    assert len(before) % per_item == 0, "an item is stored whole or not at all"
-    again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert again.returncode == 0, again.stderr
+    assert 0 < len(before) < ITEMS * PER_ITEM, log.read_text()
+    assert len(before) % PER_ITEM == 0, "an item is stored whole or not at all"
+    measure(subject, folder)
     after = stored(folder)
-    assert len(after) == 6 * per_item
+    assert len(after) == ITEMS * PER_ITEM
     assert {name: after[name] for name in before} == before, "nothing finished was measured again"

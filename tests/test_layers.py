@@ -22,13 +22,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sandbox": {"policy"},
     "evolution": {"evaluation", "runtime", "policy", "policies", "sandbox", "tasks", "chat"},
     "budgets": {"evaluation", "runtime", "policy", "tasks", "chat"},
-    "reporting": {"evaluation", "evolution", "budgets", "policy"},
+    "reporting": {"evaluation", "evolution", "budgets", "policy", "tasks"},
     "models": {"runtime"},
 }
 # These stand on top: the public API and what a person runs.
 ON_TOP = {
-    *("__init__", "__main__", "answering", "api", "budgeting", "discovery", "terminal"),
-    *("cli", "cli_budgets", "cli_discover", "cli_generate"),
+    *("__init__", "__main__", "answering", "api", "budgeting", "demo", "discovery", "terminal"),
+    *("cli", "cli_budgets", "cli_discover", "cli_generate", "cli_results"),
 }
 # The one door through which models may look into the runtime.
 ONLY_THROUGH = {("models", "runtime"): "cachecraft.runtime.compat"}

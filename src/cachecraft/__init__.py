@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from cachecraft.api import evaluate as evaluate
     from cachecraft.api import open_evaluation as open_evaluation
     from cachecraft.budgeting import search_budgets as search_budgets
+    from cachecraft.discovery import Discovery as Discovery
+    from cachecraft.discovery import discover as discover
+    from cachecraft.evolution.settings import DiscoverySettings as DiscoverySettings
+    from cachecraft.evolution.settings import SearchBudget as SearchBudget
     from cachecraft.models import LoadedModel as LoadedModel
     from cachecraft.models import fetch as fetch_model
     from cachecraft.models import load as load_model
@@ -42,13 +46,17 @@ _HOMES = {
     "CompressedContext": ("cachecraft.runtime.context", "CompressedContext"),
     "CompressedPrompt": ("cachecraft.runtime.compress", "CompressedPrompt"),
     "Compression": ("cachecraft.runtime.compress", "Compression"),
+    "Discovery": ("cachecraft.discovery", "Discovery"),
+    "DiscoverySettings": ("cachecraft.evolution.settings", "DiscoverySettings"),
     "Evaluation": ("cachecraft.api", "Evaluation"),
     "Features": ("cachecraft.policy.features", "Features"),
     "LoadedModel": ("cachecraft.models", "LoadedModel"),
     "Policy": ("cachecraft.policy.contract", "Policy"),
+    "SearchBudget": ("cachecraft.evolution.settings", "SearchBudget"),
     "builtin_policies": ("cachecraft.policy.contract", "builtin_policies"),
     "check_policy": ("cachecraft.policy.check", "check_policy"),
     "compress": ("cachecraft.runtime.compress", "compress"),
+    "discover": ("cachecraft.discovery", "discover"),
     "evaluate": ("cachecraft.api", "evaluate"),
     "fetch_model": ("cachecraft.models", "fetch"),
     "load_context": ("cachecraft.runtime.context", "load"),
@@ -64,14 +72,18 @@ __all__ = [
     "CompressedContext",
     "CompressedPrompt",
     "Compression",
+    "Discovery",
+    "DiscoverySettings",
     "Evaluation",
     "Features",
     "LoadedModel",
     "Policy",
+    "SearchBudget",
     "__version__",
     "builtin_policies",
     "check_policy",
     "compress",
+    "discover",
     "evaluate",
     "fetch_model",
     "load_context",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,8 +13,9 @@ from cachecraft.evaluation.selections import Subject
 from cachecraft.evaluation.settings import Progress, Settings
 from cachecraft.evaluation.store import Result, read_run
 from cachecraft.models import LoadedModel, load
+from cachecraft.reporting.needle_map import export_maps
 from cachecraft.reporting.plots import plot_score_against_bytes
-from cachecraft.reporting.summary import Summary, summarise
+from cachecraft.reporting.summary import FORCED_MATCH, Summary, summarise
 from cachecraft.reporting.tables import as_csv, as_json
 from cachecraft.runtime.structure import ModelStructure
 
@@ -27,21 +28,47 @@ class Evaluation:
         folder: The run's folder.
         settings: As in its run.yaml.
         results: One for each item, policy, budget and scoring.
+        texts: By item id, what the run stores of its prompt.
     """
 
     folder: Path
     settings: dict[str, Any]
     results: tuple[Result, ...]
+    texts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def summary(self, scoring: str | None = None, *, against: str = "") -> Summary:
-        """Macro averages with intervals, best policy first; of the run's first scoring unless another is named."""
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths that the results hold, ascending."""
+        return tuple(sorted({self.length_of(result) for result in self.results}))
+
+    def length_of(self, result: Result) -> int:
+        """The length in tokens that a result's item was made for."""
+        return int(self.texts.get(result.item, {}).get("length", self.settings["length"][0]))
+
+    def summary(self, scoring: str | None = None, *, against: str = "", length: int | None = None) -> Summary:
+        """Macro averages with intervals, best policy first.
+
+        Args:
+            scoring: One that the run has, or ``"forced_match"`` where it has likelihoods; its first when missing.
+            against: A row that all others are compared with, item by item; "" for none.
+            length: One of the run's lengths; its shortest unless another is named.
+        """
         chosen = scoring or self.settings["scoring"][0]
-        return summarise(self.results, chosen, against=against, skipped=self.settings.get("skipped"))
+        wanted = length or self.lengths[0]
+        own = [result for result in self.results if self.length_of(result) == wanted]
+        made = summarise(own, chosen, against=against, skipped=self.settings.get("skipped"))
+        return replace(made, length=wanted)
 
     def summaries(self, *, against: str = "") -> list[Summary]:
-        """A summary for each scoring that the results hold."""
-        held = dict.fromkeys(result.scoring for result in self.results)
-        return [self.summary(scoring, against=against) for scoring in self.settings["scoring"] if scoring in held]
+        """A summary for each scoring and length that the results hold; forced matches are told after likelihoods."""
+        held = {(result.scoring, self.length_of(result)) for result in self.results}
+        return [
+            self.summary(told, against=against, length=length)
+            for scoring in self.settings["scoring"]
+            for length in self.lengths
+            if (scoring, length) in held
+            for told in ((scoring, FORCED_MATCH) if scoring == "likelihood" else (scoring,))
+        ]
 
     def export(self) -> list[Path]:
         """Write table.csv, table.json and, for each scoring, a plot as PNG and SVG into the run's folder."""
@@ -50,12 +77,14 @@ class Evaluation:
         table.write_text(as_csv(summaries))
         numbers.write_text(as_json(summaries, self.settings))
         written = [table, numbers]
-        for summary in summaries:
-            plots = [self.folder / f"score_{summary.scoring}.{ending}" for ending in ("png", "svg")]
-            title = f"{self.settings['model']}, {self.settings['length']} tokens, query-{self.settings['regime']}"
-            plot_score_against_bytes([summary], plots, titles=[title])
+        for scoring in dict.fromkeys(summary.scoring for summary in summaries):
+            plots = [self.folder / f"score_{scoring}.{ending}" for ending in ("png", "svg")]
+            panels = [summary for summary in summaries if summary.scoring == scoring]
+            regime = f"query-{self.settings['regime']}"
+            titles = [f"{self.settings['model']}, {summary.length} tokens, {regime}" for summary in panels]
+            plot_score_against_bytes(panels, plots, titles=titles)
             written += plots
-        return written
+        return written + export_maps(self.results, self.texts, self.folder)
 
 
 def subject_of(loaded: LoadedModel, *, force: bool = False) -> Subject:
@@ -90,8 +119,10 @@ def evaluate(
     keeps: Sequence[int] = (),
     tasks: Sequence[str] = ("ruler:niah_single_1",),
     run: str | Path = "runs/evaluate",
-    length: int = 1024,
+    length: int | Sequence[int] = 1024,
     samples: int = 20,
+    limit: int | None = None,
+    skip_long: bool = False,
     regime: str = "agnostic",
     scoring: Sequence[str] = ("answer",),
     split: str = "test",
@@ -113,20 +144,22 @@ def evaluate(
         policies: Specifications such as ``"snapkv:window=32"`` or ``"mine.py"``.
         ratios: Shares of the cache to evict, each in [0, 1).
         keeps: Numbers of entries to keep per kv head.
-        tasks: Names of tasks or families.
+        tasks: Names of tasks or families, or files of tasks of your own (``"my_tasks.jsonl"``).
         run: The run's folder.
-        length: Tokens of an item, the generated ones included.
+        length: Tokens of an item, the generated ones included; several for a sweep over lengths.
         samples: Items per task.
+        limit: At most so many items per task, instead of exactly `samples`.
+        skip_long: Leave out benchmark items that are longer than the length, instead of cutting or refusing them.
         regime: ``"agnostic"``: the context is compressed before the question is seen; ``"aware"``: with it.
         scoring: Any of ``"answer"``, ``"likelihood"``, ``"fidelity"``.
-        split: ``"search"``, ``"validation"`` or ``"test"``.
+        split: ``"search"``, ``"validation"`` or ``"test"``; ``"all"`` for every item of a benchmark's files.
         seed: Base seed of the items.
         selector: Replaces every policy's own, for example ``"chunks:20"``.
         allocations: Each replaces every policy's own division of the budget and makes a row of its own: ``"uniform"``,
             ``"pyramid"``, ``"reversed_pyramid"``, ``"adaptive"``, ``"global"`` or a budgets file.
         references: Any of ``"full"``, ``"hindsight"``, ``"random"``.
         essays: Text files for essay haystacks.
-        data: SQuAD and HotpotQA files for ruler:qa_1 and qa_2, folders that hold some, or ``"hub"``.
+        data: Files of questions and benchmarks, folders that hold some, or hub data sets; see docs/tasks.md.
         ruler_compat: Seed RULER's tasks as the original does, with the same order of parts in every item.
         force: Accept a model class that CacheCraft was not tested with.
         trust: Run policy files in this process, with its rights; else they run in the sandbox (docs/sandbox.md).
@@ -142,8 +175,10 @@ def evaluate(
         policies=tuple(policies),
         budgets=budgets(ratios, keeps),
         tasks=tuple(tasks),
-        length=length,
+        length=length if isinstance(length, int) else tuple(length),
         samples=samples,
+        limit=limit,
+        skip_long=skip_long,
         regime=cast(Regime, regime),
         scoring=tuple(cast(Scoring, each) for each in scoring),
         split=split,
@@ -158,7 +193,7 @@ def evaluate(
     loaded = load(model) if isinstance(model, str) else model
     store, ids = evaluate_grid(subject_of(loaded, force=force), settings, Path(run), progress=progress, trust=trust)
     try:
-        return Evaluation(store.folder, store.settings, tuple(store.results(ids)))
+        return Evaluation(store.folder, store.settings, tuple(store.results(ids)), store.item_texts())
     finally:
         store.close()
 
@@ -171,6 +206,6 @@ def open_evaluation(run: str | Path) -> Evaluation:
     """
     store = read_run(Path(run))
     try:
-        return Evaluation(store.folder, store.settings, tuple(store.results()))
+        return Evaluation(store.folder, store.settings, tuple(store.results()), store.item_texts())
     finally:
         store.close()

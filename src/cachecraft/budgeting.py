@@ -257,5 +257,5 @@ class _Setup:
 def _shaped(budgets: Sequence[int], layers: int) -> Numbers:
     heads = len(budgets) // layers
     if heads == 1:
-        return list(budgets)
-    return [list(budgets[place : place + heads]) for place in range(0, len(budgets), heads)]
+        return [*budgets]
+    return [[*budgets[place : place + heads]] for place in range(0, len(budgets), heads)]

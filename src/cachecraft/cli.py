@@ -11,8 +11,9 @@ from cachecraft import __version__
 from cachecraft.cli_budgets import budgets
 from cachecraft.cli_discover import discover_app
 from cachecraft.cli_generate import generate
-from cachecraft.errors import BudgetError, CacheCraftError, RunError
-from cachecraft.terminal import item_progress, one_sentence, out, say
+from cachecraft.cli_results import print_evaluation, results_app
+from cachecraft.errors import BudgetError, CacheCraftError
+from cachecraft.terminal import err, item_progress, one_sentence, out, say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,13 +23,9 @@ app = typer.Typer(
 )
 model_app = typer.Typer(no_args_is_help=True, help="The built-in model.")
 app.add_typer(model_app, name="model")
-app.registered_commands += discover_app.registered_commands
+app.registered_commands += results_app.registered_commands + discover_app.registered_commands
 app.command()(generate)
 app.command()(budgets)
-
-DEMO_POLICIES = ("streaming_llm", "knorm", "keydiff", "vnorm", "vk_ratio", "snapkv", "tova", "frc")
-DEMO_RATIOS = (0.5, 0.75, 0.88)
-DEMO_TASKS = ("ruler:niah_single_1", "ruler:niah_single_2", "ruler:niah_multikey_1", "ruler:niah_multivalue")
 
 Models = Annotated[str, typer.Option("--model", help="smollm2 (built in), a hub id, a folder or a GGUF file.")]
 Run = Annotated[Path, typer.Option("--run", help="Folder of the run; made when missing, gone on with when not.")]
@@ -53,14 +50,22 @@ def evaluate(
     model: Models = "smollm2",
     ratio: Annotated[list[str] | None, typer.Option(help="Share to evict, in [0, 1); repeat, or 0.5,0.75.")] = None,
     keep: Annotated[list[str] | None, typer.Option(help="Entries to keep per kv head; repeat, or 64,128.")] = None,
-    tasks: Annotated[str, typer.Option(help="Tasks or families, comma-separated.")] = "ruler:niah_single_1",
-    length: Annotated[int, typer.Option(help="Tokens of an item, generated ones included.")] = 1024,
+    tasks: Annotated[
+        str, typer.Option(help="Tasks, families or FILE.jsonl, comma-separated; `cachecraft tasks` lists them.")
+    ] = "ruler:niah_single_1",
+    length: Annotated[
+        str, typer.Option(help="Tokens of an item, generated ones included; 512,1024,2048 for a sweep.")
+    ] = "1024",
     samples: Annotated[int, typer.Option(help="Items per task.")] = 20,
+    limit: Annotated[int | None, typer.Option(help="At most so many items per task, fewer where there are.")] = None,
+    skip_long: Annotated[
+        bool, typer.Option("--skip-long", help="Leave out benchmark items longer than the length.")
+    ] = False,
     regime: Annotated[
         str, typer.Option(help="agnostic: compressed before the question is seen; aware: with it.")
     ] = "agnostic",
     scoring: Annotated[str, typer.Option(help="answer, likelihood, fidelity; comma-separated for several.")] = "answer",
-    split: Annotated[str, typer.Option(help="search, validation or test.")] = "test",
+    split: Annotated[str, typer.Option(help="search, validation, test; all: every item of a benchmark.")] = "test",
     seed: Annotated[int, typer.Option(help="Base seed of the items.")] = 0,
     run: Run = Path("runs/evaluate"),
     selector: Annotated[
@@ -77,7 +82,7 @@ def evaluate(
     essay: Annotated[list[str] | None, typer.Option(help="Text file for essay haystacks; repeat for more.")] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="SQuAD or HotpotQA file, a folder that holds some, or hub; repeat for more."),
+        typer.Option(help="A benchmark's file, a folder of some, hub or hub:REPOSITORY; repeat for more."),
     ] = None,
     ruler_compat: Annotated[
         bool, typer.Option("--ruler-compat", help="Seed RULER's tasks as the original does.")
@@ -99,6 +104,7 @@ def evaluate(
 
         ratios = [_number(text, float, "--ratio") for text in _split(ratio)]
         keeps = [_number(text, int, "--keep") for text in _split(keep)]
+        lengths = [_number(text, int, "--length") for text in _split([length])]
         if not ratios and not keeps:
             raise BudgetError("How much stays? Give --ratio (share to evict, such as 0.75) or --keep (entries).")
         api.budgets(ratios, keeps)
@@ -118,8 +124,10 @@ def evaluate(
                 keeps=keeps,
                 tasks=names,
                 run=run,
-                length=length,
+                length=lengths,
                 samples=samples,
+                limit=limit,
+                skip_long=skip_long,
                 regime=regime,
                 scoring=_split([scoring]),
                 split=split,
@@ -134,38 +142,7 @@ def evaluate(
                 trust=trust,
                 progress=progress,
             )
-        _print_evaluation(evaluation, against)
-
-
-@app.command()
-def table(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    against: Annotated[str, typer.Option(help="Also print paired differences to this row.")] = "",
-) -> None:
-    """Print the table of a run again, of everything that its folder holds."""
-    with one_sentence():
-        from cachecraft import api
-
-        _print_evaluation(api.open_evaluation(run), against)
-
-
-@app.command()
-def show(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    policy: Annotated[str, typer.Option(help="Name as in the table; full, hindsight and random too.")],
-    task: Annotated[str, typer.Option(help="Name of a task of the run.")],
-    limit: Annotated[int, typer.Option(help="The most items to show.")] = 5,
-    retention: Annotated[bool, typer.Option("--retention", help="What was kept of each segment instead.")] = False,
-) -> None:
-    """Show a policy's answers item by item: the end of the prompt, references, answer and score at each budget."""
-    with one_sentence():
-        from cachecraft.reporting.retention import print_retention
-        from cachecraft.reporting.samples import print_samples
-
-        if retention:
-            print_retention(out, run, policy=policy, task=task)
-        else:
-            print_samples(out, run, policy=policy, task=task, limit=limit)
+        print_evaluation(evaluation, against)
 
 
 @app.command()
@@ -217,66 +194,35 @@ def fetch(name: Annotated[str, typer.Argument(help="A built-in model.")] = "smol
 def demo(
     run: Run = Path("runs/demo"),
     samples: Annotated[int, typer.Option(help="Items per task.")] = 2,
+    candidates: Annotated[int, typer.Option(help="Candidates of the short discovery, known policies included.")] = 96,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
 ) -> None:
-    """Compare eight policies on a real model at 1k tokens, on the RULER tasks that the model can do."""
+    """Discover a policy in minutes and compare it with eight known ones, on RULER tasks that a real model can do."""
     with one_sentence(lambda: _how_to_go_on(run)):
-        from cachecraft import api
+        from cachecraft.demo import ABLE, compare, full_scores, short_discovery
+        from cachecraft.reporting.search import search_display
 
         loaded = _load("smollm2", "auto", "cpu", threads, None)
-        say("Which tasks can the model do with its full cache?")
+        say("1 of 3. Which tasks can the model do with its full cache?")
         with item_progress("full cache") as progress:
-            probe = api.evaluate(
-                loaded,
-                policies=[],
-                ratios=[0.0],
-                tasks=DEMO_TASKS,
-                run=run / "eligible",
-                samples=2,
-                split="validation",
-                references=["full"],
-                progress=progress,
-            )
-        means = probe.summary().rows[0].cells["0"].by_task
-        able = [task for task in DEMO_TASKS if means[task] >= 0.5]
-        for task in DEMO_TASKS:
-            say(f"  {task}: {means[task]:.2f} {'' if task in able else '(left out)'}".rstrip())
-        if not able:
-            raise RunError("The model can do none of the demo's tasks, so there is nothing to compare on.")
+            scores = full_scores(loaded, run, progress=progress)
+        able = [task for task, score in scores.items() if score >= ABLE]
+        for task, score in scores.items():
+            say(f"  {task}: {score:.2f} {'' if task in able else '(left out)'}".rstrip())
+        say(f"2 of 3. A short discovery: {candidates} candidates, programs of known policies and mutations of them.")
+        with search_display(err) as display:
+            found = short_discovery(loaded, run, able, candidates, progress=display)
+        say(f"  The best one is {found}")
+        say("3 of 3. What was found beside known policies, on items that the search never saw.")
         with item_progress("evaluate") as progress:
-            evaluation = api.evaluate(
-                loaded,
-                policies=DEMO_POLICIES,
-                ratios=DEMO_RATIOS,
-                tasks=able,
-                run=run,
-                samples=samples,
-                progress=progress,
-            )
-        _print_evaluation(evaluation, "")
+            evaluation = compare(loaded, run, able, samples, found, progress=progress)
+        print_evaluation(evaluation, found.stem)
 
 
 def _load(model: str, dtype: str, device: str, threads: int | None, revision: str | None) -> Any:
     from cachecraft.models import load
 
     return load(model, dtype=dtype, device=device, threads=threads, revision=revision, progress=say)
-
-
-def _print_evaluation(evaluation: Any, against: str) -> None:
-    from cachecraft.reporting.tables import difference_table, notes, terminal_table
-
-    for summary in evaluation.summaries(against=against):
-        out.print()
-        out.print(terminal_table(summary))
-        if against:
-            out.print()
-            out.print(difference_table(summary))
-            out.print("! the 95 % interval of the paired difference excludes 0", style="dim")
-        out.print()
-        for line in notes(summary, evaluation.settings):
-            out.print(line, style="dim", markup=False)
-    written = evaluation.export()
-    out.print(f"\nRun folder: {evaluation.folder} ({', '.join(path.name for path in written)})", markup=False)
 
 
 def _how_to_go_on(run: Path) -> str:

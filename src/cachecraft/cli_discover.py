@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cachecraft.errors import RunError
-from cachecraft.terminal import err, item_progress, one_sentence, out
+from cachecraft.terminal import err, item_progress, one_sentence, out, say
 
 discover_app = typer.Typer()
 DEFAULT_TASKS = "ruler:niah_single_1,ruler:niah_single_2,ruler:niah_multikey_1,ruler:niah_multivalue"
+
+
+# Options that say what is searched, and are settings of the same name.
+SEARCHED = {"tasks", "length", "ratios", "seed", "items", "level", "islands"}
+
+
+def _given(context: typer.Context) -> set[str]:
+    """Options that were written out."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def _kept(run: Path) -> str:
@@ -20,20 +31,52 @@ def _kept(run: Path) -> str:
 
 @discover_app.command()
 def discover(
+    context: typer.Context,
     model: Annotated[
         list[str] | None, typer.Option(help="smollm2 (built in), a hub id, a folder or a GGUF file; repeat for more.")
     ] = None,
     tasks: Annotated[str, typer.Option(help="Tasks or families, comma-separated.")] = DEFAULT_TASKS,
     length: Annotated[int, typer.Option(help="Tokens of an item, generated ones included.")] = 1024,
     ratios: Annotated[str, typer.Option(help="Shares to evict, comma-separated; fitness is the mean.")] = "0.75,0.88",
-    budget: Annotated[str, typer.Option(help="Candidates such as 600, or a time such as 30m.")] = "30m",
+    budget: Annotated[
+        str, typer.Option(help="Candidates such as 600, a time such as 30m, or money such as $5.")
+    ] = "30m",
     run: Annotated[Path, typer.Option(help="Folder of the run; gone on with if there.")] = Path("runs/discover"),
     seed: Annotated[int, typer.Option(help="Everything by chance derives from it.")] = 0,
     items: Annotated[int, typer.Option(help="Items of each task for promising candidates.")] = 3,
     level: Annotated[
         str, typer.Option(help="What candidates may edit: constants, scorer, selector, scorer+selector, allocation.")
     ] = "scorer+selector",
+    start: Annotated[
+        list[str] | None, typer.Option(help="NAME or FILE.py to begin with instead of all that is built in; repeat.")
+    ] = None,
     islands: Annotated[int, typer.Option(help="Populations that breed apart.")] = 1,
+    proposer: Annotated[
+        str | None, typer.Option(help="Where programs come from: mutate (the default), llm, or mix of both.")
+    ] = None,
+    llm_base_url: Annotated[
+        str | None, typer.Option(help="An OpenAI-compatible endpoint; its key from the environment.")
+    ] = None,
+    llm_model: Annotated[list[str] | None, typer.Option(help="A model there; repeat for more.")] = None,
+    llm_price: Annotated[
+        list[str] | None,
+        typer.Option(help="Dollars per million tokens of prompts and replies, as 0.15,0.6; per model."),
+    ] = None,
+    llm_tokens: Annotated[int | None, typer.Option(help="Tokens of prompts and replies that may be used.")] = None,
+    llm_reply_tokens: Annotated[
+        int | None, typer.Option(help="Tokens that a reply may have; 2048 when missing.")
+    ] = None,
+    llm_prompt_characters: Annotated[
+        int | None, typer.Option(help="Characters of a prompt beyond which programs are left out; 18000 when missing.")
+    ] = None,
+    llm_seconds: Annotated[float | None, typer.Option(help="Time for a proposal, all tries; 300 when missing.")] = None,
+    llm_temperature: Annotated[float | None, typer.Option(help="0 to 2; 0.8 when missing.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="Folder of changed prompt files.")] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="A run to search again by its recorded replies; what is left out is as it was there."),
+    ] = None,
+    diagnosis: Annotated[bool, typer.Option(help="Name plateaus and hacks, and act upon them.")] = True,
     workers: Annotated[int, typer.Option(help="Processes that run candidates; changes no result.")] = 1,
     test_samples: Annotated[int, typer.Option(help="Test items of each task for the final table; 0 for none.")] = 12,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
@@ -43,8 +86,12 @@ def discover(
 ) -> None:
     """Search for a policy better than the known ones on your model and tasks, and prove it on fresh items."""
     with one_sentence(lambda: _kept(run)):
-        from cachecraft.cli import _load, _number, _print_evaluation, _split
+        from cachecraft.cli import _load, _number, _split
+        from cachecraft.cli_results import print_evaluation
         from cachecraft.discovery import discover as run_discovery
+        from cachecraft.discovery import starting_from
+        from cachecraft.evolution.proposers.assembly import proposing_from
+        from cachecraft.evolution.replaying import replayed
         from cachecraft.evolution.settings import DiscoverySettings, parse_budget
         from cachecraft.reporting.search import describe_search, search_display
         from cachecraft.tasks.registry import load_tasks
@@ -58,25 +105,74 @@ def discover(
             level=level,
             islands=islands,
         )
-        spent = parse_budget(budget)
-        loaded = [_load(name, dtype, device, threads, None) for name in model or ["smollm2"]]
+        spent, dtypes = parse_budget(budget), [dtype]
+        if replay is not None:
+            before, given = replayed(replay), _given(context)
+            settings = replace(before.settings, **{name: getattr(settings, name) for name in SEARCHED & given})
+            model, spent = model or list(before.models), spent if "budget" in given else before.budget
+            diagnosis = diagnosis if "diagnosis" in given else before.diagnosis
+            dtypes = dtypes if given & {"dtype", "model"} else list(before.dtypes)
+        if start:
+            settings = starting_from(start, settings)
+        how = proposing_from(
+            {
+                "base_url": llm_base_url,
+                "models": tuple(llm_model or ()) or None,
+                "most_tokens": llm_tokens,
+                "most_money": spent.money,
+                "reply_tokens": llm_reply_tokens,
+                "prompt_characters": llm_prompt_characters,
+                "deadline": llm_seconds,
+                "temperature": llm_temperature,
+            },
+            kind=proposer,
+            prices=llm_price or (),
+            prompts=prompts,
+            replay=replay,
+        )
+        names = model or ["smollm2"]
+        kinds = dtypes if len(dtypes) == len(names) else dtypes * len(names)
+        loaded = [_load(name, kind, device, threads, None) for name, kind in zip(names, kinds, strict=True)]
         with search_display(err) as display, item_progress("test") as bar:
             found = run_discovery(
                 loaded,
                 settings=settings,
                 budget=spent,
                 run=run,
+                proposing_by=how,
+                diagnosis=diagnosis,
                 workers=workers,
                 test_samples=test_samples,
                 force=force,
                 progress=display,
                 test_progress=bar,
+                say=say,
             )
         for line in describe_search(found.folder):
             out.print(line, markup=False)
         for evaluation in found.tests:
-            _print_evaluation(evaluation, found.files[0].stem)
+            print_evaluation(evaluation, found.files[0].stem)
         out.print(f"\nThe best policies: {', '.join(map(str, found.files))}", markup=False)
+
+
+@discover_app.command()
+def explain(run: Annotated[Path, typer.Argument(help="Folder of a discovery.")]) -> None:
+    """Tell the story of a discovery: what was tried, what was diagnosed, what changed, what it brought."""
+    with one_sentence():
+        from cachecraft.reporting.explain import explain_run
+
+        for line in explain_run(run):
+            out.print(line, markup=False, soft_wrap=True)
+
+
+@discover_app.command()
+def prompts(write: Annotated[Path, typer.Option(help="Folder to write the prompt files into.")]) -> None:
+    """Write the prompts for language models as files to change, for `discover --prompts`."""
+    with one_sentence():
+        from cachecraft.evolution.prompts import write_prompts
+
+        for path in write_prompts(write):
+            out.print(path, markup=False, soft_wrap=True)
 
 
 @discover_app.command()

@@ -38,20 +38,20 @@ def generate(
 ) -> None:
     """Answer a question about a text whose cache is compressed first; then say bytes, seconds and tokens a second."""
     with one_sentence():
-        from cachecraft.answering import answer
-        from cachecraft.models import load
-        from cachecraft.runtime.eviction import Budgeted
-
         if ratio is None and keep is None:
             raise CacheCraftError("How much stays? Give --ratio (share to evict, such as 0.75) or --keep (entries).")
-        asked = Budgeted.of(
-            policy, ratio, keep, selector, allocation
-        )  # what can be refused is refused before a model is loaded
         if max_new_tokens < 1:
             raise CacheCraftError(f"An answer of {max_new_tokens} tokens is none; let --max-new-tokens be at least 1.")
         if not question.strip():
             raise CacheCraftError("The question is empty; ask something.")
         text = None if file is None else read_text(file)
+
+        from cachecraft.answering import answer  # which takes seconds, and a person may be typing the text
+        from cachecraft.models import load
+        from cachecraft.runtime.eviction import Budgeted
+
+        # What can be refused is refused before a model is loaded.
+        asked = Budgeted.of(policy, ratio, keep, selector, allocation)
         loaded = load(model, dtype=dtype, device=device, threads=threads, revision=revision, progress=say)
         try:
             answered = answer(loaded, question, text, _tell, asked, max_new_tokens=max_new_tokens, force=force)

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cachecraft import api
-from cachecraft.errors import RunError
+from cachecraft.errors import PolicyLoadError, RunError
 from cachecraft.evaluation.settings import Progress, versions
 from cachecraft.evaluation.statistics import Estimate
 from cachecraft.evaluation.store import open_run, read_run
+from cachecraft.evolution.admission import static_stage
 from cachecraft.evolution.decompose import Worth, means, worth
 from cachecraft.evolution.lineage import export, with_provenance
 from cachecraft.evolution.loop import SearchProgress, baseline, leaders, search
 from cachecraft.evolution.population import Population
+from cachecraft.evolution.proposers.assembly import Proposing, proposing
 from cachecraft.evolution.records import Candidate
 from cachecraft.evolution.settings import DiscoverySettings, SearchBudget
 from cachecraft.models import LoadedModel, load
 from cachecraft.policy.contract import builtin_policies, load_policy
+from cachecraft.sandbox import Limits, Program, Sandbox
 
 # All that decides what a search does; only limits of time and workers may change between its commands.
 IDENTITY = (
     *("command", "models", "revisions", "dtypes", "tasks", "ratios", "length", "seed", "level", "features", "islands"),
-    *("quick", "items", "batch", "again", "most", "validation"),
+    *("quick", "items", "batch", "again", "most", "validation", "start"),
+    *("proposer", "llm_models", "llm_prices", "temperature", "reply_tokens", "prompt_characters", "prompts"),
+    "diagnosis",
 )
 SHIPPED = 3  # policies that are written as files
 SCORERS = ("keydiff", "value_diversity", "snapkv", "random")  # crossed with what was found
@@ -57,12 +62,15 @@ def discover(
     settings: DiscoverySettings,
     budget: SearchBudget,
     run: str | Path = "runs/discover",
+    proposing_by: Proposing | None = None,
+    diagnosis: bool = True,
     workers: int = 1,
     test_samples: int = 12,
     test_scoring: Sequence[str] = ("answer",),
     force: bool = False,
     progress: Callable[[SearchProgress], None] = lambda _: None,
     test_progress: Callable[[Progress], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Discovery:
     """Search for a policy better than the known ones; what the run's folder holds already is gone on from.
 
@@ -71,12 +79,15 @@ def discover(
         settings: What to search for and on what.
         budget: When the search ends.
         run: The run's folder.
+        proposing_by: Where programs come from; mutations by default.
+        diagnosis: Whether plateaus and hacks are named and acted upon.
         workers: Processes that run candidates at a time; the result does not depend on it.
         test_samples: Items of each task of the test split; 0 leaves the test out.
         test_scoring: How the test is scored.
         force: Accept model classes that CacheCraft was not tested with.
         progress: Called as candidates are evaluated.
         test_progress: Called as items of the test are.
+        say: Told in a line when the search waits for an endpoint.
 
     Returns:
         The best policies as files, and how they fare on the test split beside all built-in ones.
@@ -93,8 +104,23 @@ def discover(
         "dtypes": [each.dtype for each in subjects],
         "versions": versions(),
     }
+    how = proposing_by or Proposing()
+    record |= how.record() | ({} if diagnosis else {"diagnosis": False})
     open_run(folder, record, IDENTITY).close()
-    with search(subjects, settings, budget, folder, workers=workers, progress=progress) as population:
+    with (
+        proposing(how, folder, say) as (make, calls),
+        search(
+            subjects,
+            settings,
+            budget,
+            folder,
+            make=make,
+            calls=calls,
+            diagnosis=diagnosis,
+            workers=workers,
+            progress=progress,
+        ) as population,
+    ):
         files, best = _export(population, folder, record)
         line = baseline(population)
         tasks = population.tasks()
@@ -117,6 +143,31 @@ def discover(
                 )
             )
     return Discovery(folder, files, best, line, tuple(tests))
+
+
+def starting_from(specs: Sequence[str], settings: DiscoverySettings) -> DiscoverySettings:
+    """The settings with policies to begin with.
+
+    Args:
+        specs: Names of built-in policies, or policy files.
+        settings: The others.
+
+    Raises:
+        CacheCraftError: There is no such policy, it wraps another, or it breaks the contract; says how.
+    """
+    start = []
+    with Sandbox(Limits(seconds=settings.seconds)) as sandbox:
+        for spec in specs:
+            policy = load_policy(spec, run=False)
+            if policy.base is not None or policy.selector is not None or ":" in policy.name:
+                raise PolicyLoadError(f"A search cannot start from {spec}: give a file or a name, without parameters.")
+            program = Program(policy.name, policy.source)
+            verdict = static_stage(program)
+            verdict = sandbox.check(program) if verdict.ok else verdict
+            if not verdict.ok:
+                raise PolicyLoadError(f"A search cannot start from {spec}: {verdict.reason}")
+            start.append((policy.name, policy.source))
+    return replace(settings, start=tuple(start))
 
 
 def _export(population: Population, folder: Path, record: dict[str, Any]) -> tuple[tuple[Path, ...], Candidate]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import VOCABULARY, build_model
+from tests.families import VOCABULARY, build_model
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -118,7 +118,7 @@ class Guesser:
         self.texts[row] += tokens
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     seed=st.integers(0, 2**32),
     rows=st.integers(1, 6),
@@ -219,7 +219,7 @@ def test_an_answer_that_does_not_fit_the_models_positions_is_refused():
         likelihoods(structure, trace, [everything()], PROMPT, [5] * 4)
 
 
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 5), length=st.integers(1, 6))
 def test_likelihoods_are_the_log_softmax_of_a_plain_forward(tiny_qwen2, seed, rows, length):
     context = random_context(seed)
@@ -300,7 +300,7 @@ def test_the_queries_of_a_continuation_are_those_of_one_long_prefill(tiny_model)
         torch.testing.assert_close(queries, layer.queries[:, CONTEXT:], rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     seed=st.integers(0, 2**32),
     rows=st.lists(st.integers(0, 3), min_size=1, max_size=3),

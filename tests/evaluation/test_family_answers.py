@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.families import FAMILIES, WIDE_WINDOW, WINDOW, build_model
+from tests.families import FAMILIES, WINDOW, build_model, model_of
 from tests.runtime.conftest import masked_logits, random_ids
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from cachecraft.errors import ModelError
+from cachecraft import api
 from cachecraft.evaluation.answers import answer_ids
 from cachecraft.evaluation.cells import Budget, make_cells
 from cachecraft.evaluation.forced import likelihoods, queries_of
@@ -21,20 +21,16 @@ from cachecraft.evaluation.selections import Selections, Subject
 from cachecraft.evaluation.settings import Settings
 from cachecraft.evaluation.timing import Stopwatch
 from cachecraft.evaluation.traces import read_trace, record, write_trace
+from cachecraft.models import LoadedModel
 from cachecraft.reporting.summary import summarise
 from cachecraft.reporting.tables import notes
 from cachecraft.runtime.structure import ModelStructure
 
+pytestmark = pytest.mark.usefixtures("brief_answers")
 TOKENS, MOST = 60, 8
 PROMPT = [11, 57, 23, 90]
 SLIDING = {"qwen2-sliding": [1], "gemma2": [0], "gemma3": [0, 2]}
 ENTRY = 2 * 16 * 2 * 4  # bytes of one entry of both heads in float32
-
-
-def within_its_windows(family: str) -> PreTrainedModel:
-    """A model whose windows never act on the tests' texts and whose logits are not capped."""
-    changes: dict[str, object] = {"sliding_window": WIDE_WINDOW} if family in SLIDING else {}
-    return build_model(family, **changes | ({"attn_logit_softcapping": None} if family == "gemma2" else {}))
 
 
 def greedy(model: PreTrainedModel, ids: list[int], masks: list[Tensor], stops: frozenset[int]) -> list[int]:
@@ -49,24 +45,27 @@ def greedy(model: PreTrainedModel, ids: list[int], masks: list[Tensor], stops: f
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_and_likelihoods_are_those_of_a_dense_pass_that_hides_what_was_evicted(family, plain_tokenizer) -> None:
-    model, ids = within_its_windows(family), random_ids(TOKENS, 1)
+    model, ids = model_of(family), random_ids(TOKENS, 1)
     structure = ModelStructure.of(model)
     subject = Subject(structure, plain_tokenizer, "tiny", "r0", "float32")
     trace = record(structure, ids)
     cells = make_cells(["knorm", "snapkv:window=8"], [Budget(ratio=0.5), Budget(keep=9)], references=["full"])
     selections = Selections(subject, trace, cells, Stopwatch())
     masks = [selections.masks(cell) for cell in cells]
+    target = [30, 40, 50, *random_ids(2 * WINDOW, 5)]  # the window moves past the context and past the prompt
     found = answer_ids(structure, trace, masks, PROMPT, MOST)
+    likely_of_all = likelihoods(structure, trace, masks, PROMPT, target)
+    whole = torch.ones(2, TOKENS, dtype=torch.bool)  # of a sliding layer the reference hides what its window does
+    masks = [[mask if structure.windows[layer] is None else whole for layer, mask in enumerate(each)] for each in masks]
     assert found == [greedy(model, ids, each, structure.stop_ids) for each in masks]
-    target = [30, 40, 50]
-    for each, likely in zip(masks, likelihoods(structure, trace, masks, PROMPT, target), strict=True):
-        scores = masked_logits(model, ids, [*PROMPT, *target[:-1]], each)[-3:].log_softmax(dim=-1)
-        assert likely.mean_logprob == pytest.approx(float(scores[range(3), target].mean()), abs=1e-5)
+    for each, likely in zip(masks, likely_of_all, strict=True):
+        scores = masked_logits(model, ids, [*PROMPT, *target[:-1]], each)[-len(target) :].log_softmax(dim=-1)
+        assert likely.mean_logprob == pytest.approx(float(scores[range(len(target)), target].mean()), abs=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_trace_holds_of_a_sliding_layer_what_its_window_shows(family, plain_tokenizer, tmp_path: Path) -> None:
-    model, ids = build_model(family), random_ids(TOKENS, 2)
+    model, ids = model_of(family), random_ids(TOKENS, 2)
     structure = ModelStructure.of(model)
     trace = record(structure, ids)
     sliding = SLIDING.get(family, [])
@@ -94,7 +93,7 @@ def test_a_trace_holds_of_a_sliding_layer_what_its_window_shows(family, plain_to
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_hindsight_orders_the_compressed_layers_only(family: str) -> None:
-    model, ids = within_its_windows(family), random_ids(TOKENS, 3)
+    model, ids = model_of(family), random_ids(TOKENS, 3)
     structure = ModelStructure.of(model)
     trace = record(structure, ids)
     orders = hindsight_orders(structure, trace, queries_of(structure, trace, PROMPT, [30, 40]))
@@ -104,9 +103,9 @@ def test_hindsight_orders_the_compressed_layers_only(family: str) -> None:
 
 
 def test_a_run_says_which_layers_were_not_compressed_and_counts_their_bytes(tiny_tokenizer, tmp_path: Path) -> None:
-    structure = ModelStructure.of(build_model("gemma3", sliding_window=700))
+    structure = ModelStructure.of(build_model("gemma3", sliding_window=400))
     subject = Subject(structure, tiny_tokenizer, "tiny", "r0", "float32")
-    asked = Settings(("knorm",), (Budget(ratio=0.75),), ("ruler:niah_single_1",), length=600, samples=1)
+    asked = Settings(("knorm",), (Budget(ratio=0.75),), ("ruler:niah_single_1",), length=360, samples=1)
     store, ids = evaluate(subject, asked, tmp_path / "run")
     results = list(store.results(ids))
     store.close()
@@ -116,13 +115,34 @@ def test_a_run_says_which_layers_were_not_compressed_and_counts_their_bytes(tiny
         assert result.full_bytes == ENTRY * 3 * result.tokens
     lines = notes(summarise(results, "answer"), store.settings)
     assert structure.note in lines
-    assert structure.note.startswith("1 of 3 layers are compressed; the others attend to the last 700 tokens only")
+    assert structure.note.startswith("1 of 3 layers are compressed; the others attend to the last 400 tokens only")
 
 
-def test_what_the_packed_batch_cannot_attend_to_yet_is_refused() -> None:
-    everything = record(structure := ModelStructure.of(build_model("gemma2")), random_ids(TOKENS, 4))
-    with pytest.raises(ModelError, match="Gemma2ForCausalLM soft-caps its logits, which no evaluation can do yet"):
-        answer_ids(structure, everything, [everything.everything()], PROMPT, MOST)
-    everything = record(structure := ModelStructure.of(build_model("gemma3")), random_ids(TOKENS, 4))
-    with pytest.raises(ModelError, match="72 tokens are more than the 8 of the model's sliding windows"):
-        answer_ids(structure, everything, [everything.everything()], PROMPT, MOST)
+@pytest.mark.parametrize("family", SLIDING)
+def test_a_run_measures_models_whose_layers_slide(family: str, tiny_tokenizer, tmp_path: Path) -> None:
+    found = api.evaluate(
+        LoadedModel(model_of(family), tiny_tokenizer, "tiny", "r0", "float32", "cpu"),
+        policies=["streaming_llm", "knorm"],
+        ratios=[0.5],
+        tasks=["ruler:niah_single_1"],
+        length=360,
+        samples=1,
+        references=["full", "hindsight"],
+        scoring=["answer", "likelihood", "fidelity"],
+        run=tmp_path / "run",
+    )
+    assert {(each.label, each.scoring) for each in found.results} == {
+        (label, scoring)
+        for label in ("streaming_llm", "knorm", "full", "hindsight")
+        for scoring in ("answer", "likelihood", "fidelity")
+    }
+    layers = 3 if family == "gemma3" else 2
+    windows = ENTRY * (WINDOW - 1) * len(SLIDING[family])
+    for each in found.results:
+        assert each.state == "ok"
+        kept = each.tokens if each.label == "full" else each.tokens // 2
+        assert each.kept_bytes == windows + ENTRY * kept * (layers - len(SLIDING[family]))
+        assert each.detail["retention"]["segments"]["needle"]["kept"] <= 1
+        if each.label == "full":
+            assert each.detail["retention"]["whole"] == {"needle": 1, "answer": 1}
+            assert each.scoring != "fidelity" or (each.value, each.detail["kl"]) == (1, pytest.approx(0, abs=1e-6))

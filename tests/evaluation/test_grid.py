@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import build_model, build_tokenizer
+from tests.conftest import build_tokenizer
+from tests.families import model_of
 from tests.tasks.question_data import squad
 
 from cachecraft.api import open_evaluation
@@ -19,12 +20,13 @@ from cachecraft.evaluation.store import Result
 from cachecraft.runtime.structure import ModelStructure
 from cachecraft.tasks.prompt import Prompt
 
-LENGTH = 700
+LENGTH = 360
+pytestmark = pytest.mark.usefixtures("brief_answers")
 
 
 @pytest.fixture(scope="module")
 def subject() -> Subject:
-    return Subject(ModelStructure.of(build_model("llama")), build_tokenizer(), "tiny", "r0", "float32")
+    return Subject(ModelStructure.of(model_of("llama")), build_tokenizer(), "tiny", "r0", "float32")
 
 
 def settings(**changes: Any) -> Settings:
@@ -46,22 +48,27 @@ def measured(subject: Subject, folder: Path, **changes: Any) -> dict[str, Result
     return found
 
 
-def test_every_cell_of_every_item_is_measured(subject: Subject, tmp_path: Path) -> None:
-    found = measured(subject, tmp_path / "run", scoring=("answer", "likelihood", "fidelity"))
+@pytest.fixture(scope="module")
+def found(brief_answers: None, subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """All cells by every scoring."""
+    return measured(subject, tmp_path_factory.mktemp("grid") / "run", scoring=("answer", "likelihood", "fidelity"))
+
+
+def test_every_cell_of_every_item_is_measured(found: dict[str, Result]) -> None:
     cells = 2 * 2 + 1 + 2 + 3 * 2  # policies, full, hindsight, random draws
     assert len(found) == cells * 2 * 3
     assert {result.state for result in found.values()} == {"ok"}
 
 
-def test_bytes_kept_are_the_bytes_asked_for(subject: Subject, tmp_path: Path) -> None:
-    for result in measured(subject, tmp_path / "run").values():
+def test_bytes_kept_are_the_bytes_asked_for(found: dict[str, Result]) -> None:
+    for result in found.values():
         kept = {"0": result.tokens, "0.5": result.tokens // 2, "keep 16": 16}[result.budget]
         assert result.kept_bytes * result.tokens == result.full_bytes * kept
 
 
-def test_the_full_cache_agrees_with_itself(subject: Subject, tmp_path: Path) -> None:
-    for result in measured(subject, tmp_path / "run", scoring=("fidelity",)).values():
-        if result.label == "full":
+def test_the_full_cache_agrees_with_itself(found: dict[str, Result]) -> None:
+    for result in found.values():
+        if (result.label, result.scoring) == ("full", "fidelity"):
             assert result.value == 1.0
             assert result.detail["kl"] == pytest.approx(0.0, abs=1e-6)
 
@@ -97,62 +104,89 @@ def test_a_result_does_not_depend_on_what_else_is_measured(subject: Subject, tmp
         assert turned[name].value == pytest.approx(result.value, abs=1e-5)
 
 
-def test_a_policy_that_breaks_the_contract_is_a_state_with_a_reason(subject: Subject, tmp_path: Path) -> None:
-    bad = tmp_path / "nan.py"
-    bad.write_text("def score_tokens(f):\n    return f.keys.norm(dim=-1) * float('nan')\n")
-    found = measured(subject, tmp_path / "run", policies=(str(bad), "knorm"))
-    rejected = [result for result in found.values() if result.label == "nan"]
-    assert {result.state for result in rejected} == {"rejected"}
-    assert all(result.value is None and "nan" in result.reason for result in rejected)
-    assert all(result.state == "ok" for result in found.values() if result.label == "knorm")
+FOREIGN = {
+    "own": "def score_tokens(f):\n    return -f.keys.norm(dim=-1)\n",
+    "nan": "def score_tokens(f):\n    return f.keys.norm(dim=-1) * float('nan')\n",
+    "spy": "open('TOUCHED', 'w').close()\n\ndef score_tokens(f):\n    return f.keys[..., 0]\n",
+    "slope": "import torch\n"
+    "def score_tokens(f):\n    return f.values.norm(dim=-1)\n"
+    "def allocate(scores, total, floor):\n"
+    "    counts = torch.full((len(scores), scores[0].shape[0]), floor)\n"
+    "    counts[0] = (total - counts[1:].sum()) // counts.shape[1]\n"
+    "    counts[0, 0] += total - counts.sum()\n"
+    "    return counts\n",
+}
 
 
-@pytest.mark.parametrize("trust", [False, True])
+def foreign(folder: Path, *names: str) -> tuple[str, ...]:
+    """Policy files that did not come with CacheCraft."""
+    for name in names:
+        (folder / f"{name}.py").write_text(FOREIGN[name].replace("TOUCHED", str(folder / "touched")))
+    return tuple(str(folder / f"{name}.py") for name in names)
+
+
+@pytest.fixture(scope="module")
+def apart(brief_answers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("apart")
+
+
+@pytest.fixture(scope="module")
+def sandboxed(subject: Subject, apart: Path) -> dict[str, list[Result]]:
+    """What the files and a built-in policy came to in one run, by label."""
+    found: dict[str, list[Result]] = {}
+    for result in measured(
+        subject, apart / "run", policies=(*foreign(apart, *FOREIGN), "knorm"), references=()
+    ).values():
+        found.setdefault(result.label, []).append(result)
+    return found
+
+
+def test_a_policy_that_breaks_the_contract_is_a_state_with_a_reason(sandboxed: dict[str, list[Result]]) -> None:
+    assert {result.state for result in sandboxed["nan"]} == {"rejected"}
+    assert all(result.value is None and "nan" in result.reason for result in sandboxed["nan"])
+    assert {result.state for result in sandboxed["knorm"]} == {"ok"}
+
+
 def test_a_policy_file_decides_the_same_in_the_sandbox_and_in_process(
-    subject: Subject, tmp_path: Path, trust: bool
+    subject: Subject, tmp_path: Path, sandboxed: dict[str, list[Result]]
 ) -> None:
-    own = tmp_path / "own.py"
-    own.write_text("def score_tokens(f):\n    return -f.keys.norm(dim=-1)\n")
-    asked = settings(policies=(str(own), "knorm"), allocations=("uniform", "adaptive", "pyramid"))
-    store, ids = evaluate(subject, asked, tmp_path / "run", trust=trust)
+    asked = settings(policies=foreign(tmp_path, "own"), references=())
+    store, ids = evaluate(subject, asked, tmp_path / "run", trust=True)
+    trusted = list(store.results(ids))
+    store.close()
+    assert len(trusted) == len(sandboxed["own"]) == 4
+    twins = {(each.budget, each.item): each for each in sandboxed["knorm"]}
+    for result in (*trusted, *sandboxed["own"]):
+        twin = twins[result.budget, result.item]
+        assert (result.value, result.kept_bytes, result.detail) == (twin.value, twin.kept_bytes, twin.detail)
+
+
+def test_an_allocation_divides_alike_in_the_sandbox_and_in_process(subject: Subject, tmp_path: Path) -> None:
+    asked = settings(policies=(*foreign(tmp_path, "own"), "knorm"), allocations=("adaptive", "pyramid"), references=())
+    store, ids = evaluate(subject, asked, tmp_path / "run")
     found = {(each.label, each.budget, each.item): each for each in store.results(ids)}
     store.close()
-    assert sum(label.startswith("own") for label, *_ in found) == 3 * 2 * 2
-    for (label, budget, item), result in found.items():
-        if label.startswith("own"):
-            twin = found[label.replace("own", "knorm"), budget, item]
-            assert result.state == "ok", result.reason
-            assert (result.value, result.kept_bytes, result.detail) == (twin.value, twin.kept_bytes, twin.detail)
-
-
-def test_a_policy_file_that_reaches_for_more_is_rejected_and_reaches_nothing(subject: Subject, tmp_path: Path) -> None:
-    secret = tmp_path / "touched"
-    spy = tmp_path / "spy.py"
-    spy.write_text(f"open({str(secret)!r}, 'w').close()\n\ndef score_tokens(f):\n    return f.keys[..., 0]\n")
-    found = measured(subject, tmp_path / "run", policies=(str(spy), "knorm"))
-    rejected = [result for result in found.values() if result.label == "spy"]
-    assert {result.state for result in rejected} == {"rejected"}
-    assert all(result.reason for result in rejected)
-    assert not secret.exists()
-    assert all(result.state == "ok" for result in found.values() if result.label == "knorm")
-
-
-def test_a_policy_that_allocates_keeps_the_exact_total(subject: Subject, tmp_path: Path) -> None:
-    slope = tmp_path / "slope.py"
-    slope.write_text(
-        "import torch\n"
-        "def score_tokens(f):\n    return f.values.norm(dim=-1)\n"
-        "def allocate(scores, total, floor):\n"
-        "    counts = torch.full((len(scores), scores[0].shape[0]), floor)\n"
-        "    counts[0] = (total - counts[1:].sum()) // counts.shape[1]\n"
-        "    counts[0, 0] += total - counts.sum()\n"
-        "    return counts\n"
-    )
-    for result in measured(
-        subject, tmp_path / "run", policies=(str(slope),), references=(), budgets=(Budget(keep=16),)
-    ).values():
+    mine = [key for key in found if key[0].startswith("own")]
+    assert len(mine) == 2 * 2 * 2
+    for label, budget, item in mine:
+        twin, result = found[label.replace("own", "knorm"), budget, item], found[label, budget, item]
         assert result.state == "ok", result.reason
-        assert result.kept_bytes * result.tokens == result.full_bytes * 16
+        assert (result.value, result.kept_bytes) == (twin.value, twin.kept_bytes)
+
+
+def test_a_policy_file_that_reaches_for_more_is_rejected_and_reaches_nothing(
+    apart: Path, sandboxed: dict[str, list[Result]]
+) -> None:
+    assert {result.state for result in sandboxed["spy"]} == {"rejected"}
+    assert all(result.reason for result in sandboxed["spy"])
+    assert not (apart / "touched").exists()
+
+
+def test_a_policy_that_allocates_keeps_the_exact_total(sandboxed: dict[str, list[Result]]) -> None:
+    for result in sandboxed["slope"]:
+        assert result.state == "ok", result.reason
+        kept = 16 if result.budget == "keep 16" else result.tokens // 2
+        assert result.kept_bytes * result.tokens == result.full_bytes * kept
 
 
 def test_regimes_differ_in_what_is_compressed() -> None:
@@ -197,7 +231,7 @@ def squad_file(folder: Path, name: str, **changes: int) -> str:
 
 def test_tasks_without_data_are_skipped_and_recorded_until_the_data_is_there(subject: Subject, tmp_path: Path) -> None:
     few: dict[str, Any] = {"policies": (), "budgets": (Budget(ratio=0.0),), "references": ("full",), "samples": 1}
-    few |= {"length": 2000, "scoring": ("likelihood",)}
+    few |= {"length": 1600, "scoring": ("likelihood",)}
     store, _ = evaluate(subject, settings(tasks=("ruler",), **few), tmp_path / "run")
     assert set(store.settings["skipped"]) == {"ruler:qa_1", "ruler:qa_2"}
     assert len({result.task for result in store.results()}) == 11

@@ -19,6 +19,8 @@ from cachecraft.models import LoadedModel
 from cachecraft.reporting.retention import print_retention
 from cachecraft.tasks import load_tasks, render
 
+pytestmark = pytest.mark.usefixtures("brief_answers")
+
 
 @pytest.fixture
 def loaded(tiny_llama, tiny_tokenizer) -> LoadedModel:
@@ -69,7 +71,7 @@ def test_a_run_says_what_was_kept_of_each_segment(loaded: LoadedModel, tmp_path:
         policies=["streaming_llm"],
         ratios=[0.5, 0.9],
         tasks=["ruler:niah_single_1"],
-        length=700,
+        length=360,
         samples=2,
         scoring=["answer", "likelihood"],
         run=tmp_path / "run",
@@ -93,7 +95,7 @@ def test_a_run_says_what_was_kept_of_each_segment(loaded: LoadedModel, tmp_path:
 
 def test_a_run_from_before_says_that_it_does_not_know(loaded: LoadedModel, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    options = {"policies": ["knorm"], "ratios": [0.5], "tasks": ["ruler:niah_single_1"], "length": 700}
+    options = {"policies": ["knorm"], "ratios": [0.5], "tasks": ["ruler:niah_single_1"], "length": 360}
     api.evaluate(loaded, **options, samples=1, references=[], run=folder)
     with sqlite3.connect(folder / "run.sqlite") as connection:
         connection.execute("UPDATE results SET detail = json_remove(detail, '$.retention')")

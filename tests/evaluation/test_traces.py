@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import torch
-from tests.conftest import build_model
+from tests.families import model_of
 
 from cachecraft.evaluation.traces import Trace, TraceStore, record
 from cachecraft.runtime.structure import ModelStructure
 
 
 def recorded(*ids: int) -> Trace:
-    return record(ModelStructure.of(build_model("llama")), ids)
+    return record(ModelStructure.of(model_of("llama")), ids)
 
 
 def same(one: Trace, other: Trace) -> bool:

@@ -1,4 +1,4 @@
-"""Recorded items in files, one warmed sandbox for each module, and the canaries: small programs that cheat or break."""
+"""Recorded items in files, one warmed sandbox, and the canaries: small programs that cheat or break."""
 
 from __future__ import annotations
 
@@ -33,11 +33,26 @@ def in_process(policy: Policy, layers: list[LayerFeatures], keeps: tuple[int, ..
 
 
 def recorded_layers(seed: int, tokens: int = TOKENS) -> list[LayerFeatures]:
-    """Layers of random content, longer and wider than those of `check_policy`."""
-    return [
-        synthetic_layer(tokens, kv_heads=3, group=3, head_dim=32, layer=index, layers=LAYERS, seed=100 * seed + index)
-        for index in range(LAYERS)
-    ]
+    """Layers of random content on one model's output projections, longer and wider than those of `check_policy`."""
+    sizes = {"kv_heads": 3, "group": 3, "head_dim": 32, "layers": LAYERS}
+    layers = []
+    for index in range(LAYERS):
+        drawn = synthetic_layer(tokens, layer=index, seed=100 * seed + index, **sizes)
+        layers.append(
+            LayerFeatures(
+                drawn.given("keys"),
+                drawn.given("values"),
+                drawn.given("queries"),
+                layer=index,
+                layers=LAYERS,
+                rotary=drawn.rotary,
+                output_projection=synthetic_layer(1, seed=index, **sizes).given("output_projection"),
+                special_mask=drawn.given("special_mask"),
+                punctuation_mask=drawn.given("punctuation_mask"),
+                seed=drawn.seed,
+            )
+        )
+    return layers
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +70,7 @@ def items(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SharedItem]:
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def sandbox(items: dict[str, SharedItem]) -> Iterator[Sandbox]:
     """A started sandbox that has the items."""
     with Sandbox(Limits(seconds=20, memory_bytes=192 << 20)) as started:

@@ -11,16 +11,17 @@ import pytest
 from tests.evolution.conftest import CANARIES
 
 from cachecraft.evolution.admission import contract_stage, static_stage
+from cachecraft.evolution.diagnosis import hack_of
 from cachecraft.sandbox import Ask, Program, Sandbox, State
 
 ASKS = (Ask("one", (200, 40)), Ask("two", (200, 40)))
-SECONDS = 3.0  # for those that never end
+SECONDS = 1.5  # for those that never end
 
 # What the gate says, or "" where only running the program shows it; then how it fares when it runs all the same.
 EXPECTED: dict[str, tuple[str, State, str]] = {
-    "endless": ("while loop", State.TIMEOUT, "not done after 3 seconds"),
-    "slow": ("", State.TIMEOUT, "not done after 3 seconds"),
-    "sleeps": ("imports time", State.TIMEOUT, "not done after 3 seconds"),
+    "endless": ("while loop", State.TIMEOUT, "not done after 1.5 seconds"),
+    "slow": ("", State.TIMEOUT, "not done after 1.5 seconds"),
+    "sleeps": ("imports time", State.TIMEOUT, "not done after 1.5 seconds"),
     "forks": ("imports os", State.FORBIDDEN, "line 8 to start a process"),
     "threads": ("imports threading", State.FORBIDDEN, "something other than memory and time"),
     "runs_a_program": ("imports os", State.FORBIDDEN, "line 7 to start a process"),
@@ -53,6 +54,17 @@ EXPECTED: dict[str, tuple[str, State, str]] = {
     "replaces_checks": ("runs at the top level|could change", State.BROKEN, "keeps 400 of 400|keep exactly"),
     "forges_answer": ("imports os", State.MALFORMED, "cannot be read"),
 }
+# Which hack of a search's diagnosis it is, by what the gate or else the sandbox says of it; the others are mere faults.
+HACKS = {
+    "gives up on hard items": {"gives_up_when_hard", "fails_when_hard"},
+    "writes into what it is given": {"writes_keys", "writes_features"},
+    "keeps state between calls": {"remembers", "two_faced"},
+    "draws by its own dice": {"chance", "two_faced_chance"},
+    "keeps another number than its budget": {"keeps_everything", "duplicate_indices"},
+    "selects with indices": {"negative_indices"},
+    "reaches outside": {"deletes_files", "uses_network", "reads_environment", "forks", "forges_answer"},
+}
+_HACKERS = {name: hack for hack, names in HACKS.items() for name in names}
 # These keep the contract: only scores on fresh samples, or layer by layer, show what they are worth.
 HARMLESS = {"hard_codes_places", "one_head_only"}
 
@@ -67,6 +79,8 @@ def test_the_gate_names_what_it_can_see(name: str, canary: Callable[[str], Progr
     verdict = static_stage(canary(name))
     assert verdict.state is (State.REFUSED if words else State.OK)
     assert re.search(words, verdict.reason)
+    if words and name in _HACKERS:
+        assert hack_of(verdict.reason) == _HACKERS[name]
 
 
 @pytest.fixture(autouse=True)
@@ -86,20 +100,18 @@ def test_the_sandbox_alone_rejects_it_with_its_own_reason(
     _, state, words = EXPECTED[name]
     server, program = sandbox.server_id, canary(name)
     began = time.monotonic()
-    if state is State.TIMEOUT or name in {
-        "exits",
-        "forges_answer",
-        "writes_keys",
-        "writes_uncounted",
-        "writes_features",
-    }:
+    if state is State.TIMEOUT:
         verdict = sandbox.run(program, ASKS, seconds=SECONDS)
+    elif name in {"exits", "forges_answer", "writes_keys", "writes_uncounted", "writes_features"}:
+        verdict = sandbox.run(program, ASKS)
     else:
         verdict = contract_stage(sandbox, program, ASKS)
     assert (verdict.state, bool(re.search(words, verdict.reason))) == (state, True), verdict
     assert re.match(rf"Policy (file )?{name}\b", verdict.reason)
     assert verdict.reason.endswith(".")
     assert verdict.choices == ()
+    if name in _HACKERS and not EXPECTED[name][0]:
+        assert hack_of(verdict.reason) == _HACKERS[name]
     assert bait.exists()
     assert sandbox.server_id == server, "the server outlives its candidates"
     if state is State.TIMEOUT:

@@ -44,6 +44,7 @@ REFUSED = {
     "custom operators": (body("torch.ops.load_library('x')"), "torch.ops.load_library"),
     "the global seed": (body("torch.manual_seed(0)"), "torch.manual_seed"),
     "chance": (body("return torch.rand(f.kv_heads, f.tokens)"), "pass generator=f.generator"),
+    "chance from nothing": (body("return torch.rand(2, 3, generator=None)"), "pass generator=f.generator"),
     "chance by another name": ("from torch import rand\n" + body("return rand(2, 3)"), "pass generator=f.generator"),
     "chance handed on": (body("draw = torch.rand", "return draw(2, 3)"), "passes torch.rand around"),
     "a module as a value": (body("t = torch", "return t.load('x')"), "module torch as a value"),
@@ -124,6 +125,8 @@ ACCEPTED = {
     + KNORM
     + "def select_tokens_to_keep(scores, keep, f):\n"
     "    return chunks(scores, keep, f.protected, size=8)\n",
+    "pure functions of the contract": "from cachecraft.policy.protection import clip_protection\n"
+    "def score_tokens(f):\n    return clip_protection(1, 2, f.keep, f.tokens).float()\n",
     "annotations": "from __future__ import annotations\nfrom typing import Any\nfrom torch import Tensor\n"
     "def score_tokens(f: Any) -> Tensor | None:\n    return f.keys[..., 0]\n",
 }

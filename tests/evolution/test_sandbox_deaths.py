@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,41 +19,42 @@ from cachecraft.sandbox.confinement import adopt_orphans, children
 from cachecraft.sandbox.server import bury_the_rest
 
 
-def test_a_server_that_was_killed_is_replaced_with_its_items(items: dict[str, SharedItem]) -> None:
-    with Sandbox(Limits(seconds=60)) as sandbox:
-        sandbox.load("one", items["one"])
-        first = sandbox.run(Program("mine", KNORM), [Ask("one", (50,))])
-        # The candidate that runs ends with it, is asked once more and is not blamed for one death.
-        slow = "import time\ndef score_tokens(f):\n    time.sleep(0.5)\n    return -f.keys.norm(dim=-1)\n"
-        victim = sandbox.server_id
-        assert victim is not None
-        threading.Timer(0.7, os.kill, (victim, signal.SIGKILL)).start()
-        second = sandbox.run(Program("mine", slow), [Ask("one", (50,))])
-        assert second.ok, second
-        assert second.choices[0].bits == first.choices[0].bits
-        assert sandbox.server_id != victim
+def test_a_server_that_was_killed_is_replaced_with_its_items(sandbox: Sandbox) -> None:
+    first = sandbox.run(Program("mine", KNORM), [Ask("one", (50,))])
+    # The candidate that runs ends with it, is asked once more and is not blamed for one death.
+    slow = "import time\ndef score_tokens(f):\n    time.sleep(0.5)\n    return -f.keys.norm(dim=-1)\n"
+    victim = sandbox.server_id
+    assert victim is not None
+    threading.Timer(0.7, os.kill, (victim, signal.SIGKILL)).start()
+    second = sandbox.run(Program("mine", slow), [Ask("one", (50,))])
+    assert second.ok, second
+    assert second.choices[0].bits == first.choices[0].bits
+    assert sandbox.server_id != victim
 
 
-DRIVER = """
-import sys
-from pathlib import Path
-from cachecraft.sandbox import Ask, Limits, Program, Sandbox, SharedItem
-sandbox = Sandbox(Limits(seconds=300))
-sandbox.start()
-sandbox.load("one", SharedItem.open(Path(sys.argv[1])))
-print(sandbox.server_id, flush=True)
-sandbox.run(Program("endless", sys.argv[2]), [Ask("one", (5,))])
-"""
+def drive(item: SharedItem, tell: int) -> None:
+    """Run a candidate that never ends and tell the server's process id."""
+    sandbox = Sandbox(Limits(seconds=300))
+    sandbox.start()
+    sandbox.load("one", item)
+    os.write(tell, str(sandbox.server_id).encode())
+    sandbox.run(Program("endless", ENDLESS), [Ask("one", (5,))])
 
 
 def test_server_and_candidate_end_when_their_driver_is_killed(items: dict[str, SharedItem]) -> None:
-    path = str(items["one"].files[0])
-    with subprocess.Popen([sys.executable, "-c", DRIVER, path, ENDLESS], stdout=subprocess.PIPE, text=True) as driver:
-        assert driver.stdout is not None
-        server = psutil.Process(int(driver.stdout.readline()))
-        wait_for(lambda: len(server.children()) == 1)
-        candidate = server.children()[0]
-        driver.kill()
+    told, tell = os.pipe()
+    if (driver := os.fork()) == 0:
+        try:
+            drive(items["one"], tell)
+        finally:
+            os._exit(1)
+    os.close(tell)
+    server = psutil.Process(int(os.read(told, 20)))
+    os.close(told)
+    wait_for(lambda: len(server.children()) == 1)
+    candidate = server.children()[0]
+    os.kill(driver, signal.SIGKILL)
+    os.waitpid(driver, 0)
     gone, alive = psutil.wait_procs([server, candidate], timeout=20)
     assert alive == []
     assert len(gone) == 2
@@ -104,5 +104,5 @@ def test_without_forking_each_candidate_has_a_server_of_its_own(items: dict[str,
         expected = in_process(policy_of(KNORM), recorded_layers(0), (50,))[0]
         assert torch.equal(torch.stack(verdict.choices[0].masks(0)), expected)
         assert sandbox.server_id is None
-        late = sandbox.run(Program("mine", ENDLESS), [Ask("one", (5,))], seconds=2.0)
+        late = sandbox.run(Program("mine", ENDLESS), [Ask("one", (5,))], seconds=1.0)
         assert late.state is State.TIMEOUT

@@ -53,3 +53,11 @@ def test_items_of_one_model_share_their_output_projections(items: dict[str, Shar
     first, second = items["one"], items["two"]
     assert first.files[1] == second.files[1]
     assert first.files[0] != second.files[0]
+
+
+def test_the_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    share(tmp_path / "a.item", [synthetic_layer(10, seed=0)], weights=tmp_path / "weights")
+    share(tmp_path / "b.item", [synthetic_layer(10, seed=0)], weights=tmp_path / "weights")
+    with pytest.raises(SandboxError, match="another model's"):
+        share(tmp_path / "c.item", [synthetic_layer(10, seed=1)], weights=tmp_path / "weights")
+    assert not (tmp_path / "c.item").exists()

@@ -19,11 +19,6 @@ NOTES = "The harbour master keeps the tide tables in the red cabinet. The pilot 
 QUESTION = "Where are the tide tables?"
 
 
-@pytest.fixture(scope="module")
-def smollm2() -> cachecraft.LoadedModel:
-    return cachecraft.load_model("smollm2", dtype="float32")
-
-
 def chat(loaded: cachecraft.LoadedModel, texts: list[str]) -> dict[str, Any]:
     rendered = [
         loaded.tokenizer.apply_chat_template(
@@ -37,14 +32,14 @@ def chat(loaded: cachecraft.LoadedModel, texts: list[str]) -> dict[str, Any]:
 
 def answered(loaded: cachecraft.LoadedModel, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, DynamicCache]:
     out = loaded.model.generate(  # type: ignore[operator]
-        **batch, max_new_tokens=12, do_sample=False, return_dict_in_generate=True, output_logits=True
+        **batch, max_new_tokens=6, do_sample=False, return_dict_in_generate=True, output_logits=True
     )
     return out.sequences[:, batch["input_ids"].shape[1] :], torch.stack(out.logits, dim=1), out.cache
 
 
 @pytest.mark.parametrize("policy", ["keydiff", "snapkv"])
 def test_a_row_of_a_padded_batch_is_what_it_is_alone(smollm2: cachecraft.LoadedModel, policy: str) -> None:
-    texts = [NOTES * 9 + QUESTION, "Hi.", NOTES * 3 + "When does the pilot boat leave?"]
+    texts = [NOTES * 5 + QUESTION, "Hi.", NOTES * 2 + "When does the pilot boat leave?"]
     with cachecraft.compress(smollm2.model, policy=policy, ratio=0.5) as run:
         tokens, logits, cache = answered(smollm2, chat(smollm2, texts))
         together = run.last

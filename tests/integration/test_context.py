@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import cachecraft.models
 from cachecraft.runtime.context import load, prefill
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("every_core")]
@@ -21,11 +20,6 @@ TEXT = (
 )
 QUESTION = "What is the special magic number for brave-otter mentioned in the provided text?"
 PREFIX = " The special magic number for brave-otter mentioned in the provided text is"
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> cachecraft.models.LoadedModel:
-    return cachecraft.models.load("smollm2", dtype="float32")
 
 
 def test_a_fact_is_found_twice_in_half_the_bytes_and_again_after_saving(smollm2, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def loaded() -> cachecraft.LoadedModel:
-    return cachecraft.load_model("smollm2", device="cpu")
+    return cachecraft.load_model("smollm2")
 
 
 def test_the_default_model_finds_a_needle_and_a_policy_keeps_it_or_loses_it(

@@ -54,7 +54,7 @@ def drawn_masks(reference: SimpleNamespace, shape: str, rows: int, tokens: int, 
     steps=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=20)
+@settings(max_examples=6)
 def test_decoding_equals_a_dense_pass_that_hides_the_evicted_entries(
     reference: SimpleNamespace,
     tiny_model: PreTrainedModel,

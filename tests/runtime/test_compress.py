@@ -125,7 +125,7 @@ def test_a_prompt_says_what_was_kept_of_it(tiny_llama, reference) -> None:
 
 
 def test_a_prompt_no_longer_than_what_is_held_back_stays_whole(tiny_model, reference) -> None:
-    for tokens in range(1, 9):
+    for tokens in (1, 2, 7, 8):
         ids = reference.random_ids(tokens, tokens)
         wanted = generated(tiny_model, ids)
         with compress(tiny_model, policy="snapkv", ratio=0.99) as run:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.families import build_model
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
@@ -16,7 +17,7 @@ from cachecraft.policy.contract import builtin_policies
 from cachecraft.runtime.compress import compress
 
 TOLERANCE = 1e-4
-NEW = 5
+NEW = 3
 POLICIES = (
     "streaming_llm",
     "knorm",
@@ -106,7 +107,7 @@ def require_rows_as_alone(model: PreTrainedModel, rows: list[list[int]], **asked
     hold_back=st.sampled_from([0, 1, 8, 20]),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=25)
+@settings(max_examples=8)
 def test_each_row_of_a_left_padded_batch_gets_what_it_gets_alone(
     reference, tiny_model, lengths: list[int], policy: str, budget: dict[str, Any], hold_back: int, seed: int
 ) -> None:
@@ -116,7 +117,7 @@ def test_each_row_of_a_left_padded_batch_gets_what_it_gets_alone(
 
 @pytest.mark.parametrize("policy", builtin_policies())
 def test_every_policy_serves_rows_of_all_lengths(reference, tiny_llama, policy: str) -> None:
-    rows = [reference.random_ids(length, length) for length in (1, 2, 3, 5, 8, 9, 40, 40)]
+    rows = [reference.random_ids(length, length) for length in (1, 8, 9, 40, 40)]
     require_rows_as_alone(tiny_llama, rows, policy=policy, ratio=0.7)
 
 
@@ -183,8 +184,6 @@ def test_a_later_turn_of_a_padded_batch_is_that_of_its_rows(reference, tiny_mode
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_batches_run_and_keep_the_same_numbers(reference, dtype: torch.dtype) -> None:
-    from tests.conftest import build_model
-
     model = build_model("llama").to(dtype)
     rows = [reference.random_ids(length, length) for length in (7, 30)]
     with compress(model, policy="snapkv:window=6", ratio=0.5) as run:

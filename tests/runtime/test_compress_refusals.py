@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.families import build_model
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, QuantizedCache, StaticCache
 
 from cachecraft.errors import BudgetError, CacheCraftError, ModelError, PolicyLoadError, UnknownNameError
@@ -220,6 +221,14 @@ def test_a_compressed_cache_is_refused_outside_of_the_block(tiny_model) -> None:
             refused()
     with compress(tiny_model, policy="knorm", ratio=0.5), pytest.raises(ModelError, match="holds 1 rows, but 2 came"):
         tiny_model(one.expand(2, -1), cache=cache)
+
+
+def test_a_cache_of_another_model_is_refused(tiny_llama) -> None:
+    cache, deeper = DynamicCache(), build_model("llama", num_hidden_layers=3)
+    with compress(deeper, policy="knorm", ratio=0.5):
+        deeper.generate(IDS, **SETTINGS, cache=cache)
+    with compress(tiny_llama, policy="knorm", ratio=0.5), pytest.raises(ModelError, match="made with another model"):
+        tiny_llama(torch.tensor([[5]]), cache=cache)
 
 
 def test_a_later_turn_must_agree_with_the_padding_of_the_first(tiny_model) -> None:

@@ -58,8 +58,8 @@ def test_at_ratio_0_answers_are_those_of_plain_transformers(tiny_model, tiny_tok
         message = [{"role": "user", "content": TEXT + question}]
         whole = tiny_tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
         ids = tiny_tokenizer(whole, add_special_tokens=False, return_tensors="pt")
-        out = tiny_model.generate(**ids, max_new_tokens=40, do_sample=False)[0, ids["input_ids"].shape[1] :]
-        assert context.ask(question, max_new_tokens=40) == tiny_tokenizer.decode(out, skip_special_tokens=True)
+        out = tiny_model.generate(**ids, max_new_tokens=12, do_sample=False)[0, ids["input_ids"].shape[1] :]
+        assert context.ask(question, max_new_tokens=12) == tiny_tokenizer.decode(out, skip_special_tokens=True)
     assert context.bytes == context.full_bytes
 
 
@@ -110,9 +110,9 @@ def test_an_answer_over_a_compressed_context_is_that_of_the_masked_dense_model(
 def test_questions_in_any_order_and_repeated_get_the_same_answers(tiny_model, tiny_tokenizer) -> None:
     context = prefill(tiny_model, tiny_tokenizer, TEXT, ratio=0.5)
     before = entries(context)
-    first = {question: context.ask(question, max_new_tokens=20) for question in QUESTIONS}
+    first = {question: context.ask(question, max_new_tokens=8) for question in QUESTIONS}
     for order in itertools.permutations(QUESTIONS):
-        assert {question: context.ask(question, max_new_tokens=20) for question in order} == first
+        assert {question: context.ask(question, max_new_tokens=8) for question in order} == first
     assert same(entries(context), before)
     assert context.tokens == prefill(tiny_model, tiny_tokenizer, TEXT, ratio=0.5).tokens
 
@@ -120,9 +120,9 @@ def test_questions_in_any_order_and_repeated_get_the_same_answers(tiny_model, ti
 def test_streams_of_two_contexts_may_be_read_in_turns(tiny_model, tiny_tokenizer, untouched) -> None:
     one = prefill(tiny_model, tiny_tokenizer, TEXT, ratio=0.5)
     two = prefill(tiny_model, tiny_tokenizer, TEXT[50:], policy="knorm", keep=9)
-    wanted = one.ask(QUESTIONS[0], max_new_tokens=30), two.ask(QUESTIONS[1], max_new_tokens=30)
+    wanted = one.ask(QUESTIONS[0], max_new_tokens=10), two.ask(QUESTIONS[1], max_new_tokens=10)
     pieces: tuple[list[str], list[str]] = [], []
-    streams = one.stream(QUESTIONS[0], max_new_tokens=30), two.stream(QUESTIONS[1], max_new_tokens=30)
+    streams = one.stream(QUESTIONS[0], max_new_tokens=10), two.stream(QUESTIONS[1], max_new_tokens=10)
     for pair in itertools.zip_longest(*streams, fillvalue=""):
         assert untouched(), "between two tokens the model is as the caller knows it"
         for place, piece in enumerate(pair):
@@ -134,7 +134,7 @@ def test_streams_of_two_contexts_may_be_read_in_turns(tiny_model, tiny_tokenizer
 def test_a_stream_that_is_given_up_leaves_nothing_behind(tiny_model, tiny_tokenizer, untouched) -> None:
     context = prefill(tiny_model, tiny_tokenizer, TEXT, ratio=0.5)
     before = entries(context)
-    stream = context.stream(QUESTIONS[0], max_new_tokens=30)
+    stream = context.stream(QUESTIONS[0], max_new_tokens=10)
     next(stream, None)
     stream.close()
     assert untouched() and same(entries(context), before)

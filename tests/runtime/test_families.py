@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.families import FAMILIES, WINDOW, build_model
+from tests.families import FAMILIES, WINDOW, build_model, model_of
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
@@ -25,14 +25,6 @@ SLIDING = {"qwen2-sliding": [1], "gemma2": [0], "gemma3": [0, 2]}  # the layers 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 0.06, torch.float16: 0.008}
 BY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 BY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-
-_MODELS: dict[tuple[str, torch.dtype], PreTrainedModel] = {}
-
-
-def model_of(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    if (family, dtype) not in _MODELS:
-        _MODELS[family, dtype] = build_model(family, dtype=dtype)
-    return _MODELS[family, dtype]
 
 
 def compressed_layers(family: str, model: PreTrainedModel) -> list[int]:

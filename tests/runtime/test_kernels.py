@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -53,7 +53,6 @@ def test_a_whole_sequence_attends_causally_within_its_window(tokens, window, sof
 
 
 @given(entries=st.integers(1, 40), new=st.integers(1, 40), window=st.none() | st.integers(1, 50))
-@settings(max_examples=50)
 def test_new_tokens_see_what_a_whole_sequence_would_show_them(entries: int, new: int, window: int | None) -> None:
     new = min(new, entries)
     seen = visible(entries, new, torch.device("cpu"), window=window)
@@ -62,7 +61,6 @@ def test_new_tokens_see_what_a_whole_sequence_would_show_them(entries: int, new:
 
 
 @given(seed=st.integers(0, 2**31), parts=st.integers(1, 4), capped=st.booleans(), each_head=st.booleans())
-@settings(max_examples=30)
 def test_parts_of_the_entries_merge_to_the_whole_by_their_log_sum_exp(seed, parts, capped, each_head) -> None:
     softcap = 1.5 if capped else None
     query, keys, values = drawn(seed, 3, 5, 8), drawn(seed + 1, 3, 24, 8), drawn(seed + 2, 3, 24, 6)

@@ -12,18 +12,19 @@ from cachecraft.errors import TaskError, UnknownNameError
 from cachecraft.tasks import SPLITS, Sources, choose_tasks, load_tasks, task_names
 
 QA = ("ruler:qa_1", "ruler:qa_2")
+RULER = [name for name in task_names() if name.startswith("ruler:")]
 
 
 def test_a_family_stands_for_all_of_its_tasks(data: Path) -> None:
     names = [task.name for task in load_tasks(["ruler"], sources=Sources(data=(str(data),)))]
-    assert names == list(task_names())
+    assert names == RULER
     assert len(names) == 13
 
 
 def test_tasks_come_in_the_order_asked_for_and_once() -> None:
     names = [task.name for task in load_tasks(["ruler:vt", "ruler:niah_single_1", "ruler", "ruler:vt"])]
     assert names[:2] == ["ruler:vt", "ruler:niah_single_1"]
-    assert sorted([*names, *QA]) == sorted(task_names())
+    assert sorted([*names, *QA]) == sorted(RULER)
 
 
 def test_tasks_of_a_family_without_their_data_are_skipped_by_name_with_what_to_do(data: Path) -> None:

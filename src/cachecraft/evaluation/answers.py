@@ -95,13 +95,13 @@ class _Batch:
     def add(self, question: Question) -> int:
         """Let a question's rows join; returns its number."""
         if self._cache is None:
-            self._cache = PackedCache(shared(question.trace, []).layers, heads=self._structure.heads)
+            like, structure = shared(question.trace, []).layers, self._structure
+            self._cache = PackedCache(like, heads=structure.heads, windows=structure.windows)
         number, self._next = self._next, self._next + 1
         drafter = Drafter(question.prompt, question.hint, len(question.selections))
         rows = [_Row(number, question.trace.tokens, list(question.prompt), [], []) for _ in question.selections]
         self._asked[number] = _Asked(question, drafter, rows)
         if question.max_new_tokens > 0:
-            self._structure.require_packable(question.trace.tokens + question.room)
             names = self._cache.admit(shared(question.trace, question.selections), question.room)
             self._rows |= dict(zip(names, rows, strict=True))
         return number

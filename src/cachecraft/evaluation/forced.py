@@ -48,12 +48,11 @@ def _forced(
 ) -> Iterator[tuple[range, Tensor]]:
     """Feed prompt and target to a few candidates at a time; yields which, and (C, N, hidden) states before targets."""
     ids = [*prompt, *target[:-1]]
-    structure.require_packable(trace.tokens + len(ids))
     at_a_time = max(1, PASS_TOKENS // len(ids))
     for first in range(0, len(selections), at_a_time):
         rows = range(first, min(first + at_a_time, len(selections)))
         context = shared(trace, selections[first : first + at_a_time])
-        cache = PackedCache(context.layers, heads=structure.heads)
+        cache = PackedCache(context.layers, heads=structure.heads, windows=structure.windows)
         cache.admit(context, len(ids))
         hidden = run(structure, cache, [ids] * len(rows), [trace.tokens] * len(rows), observer)
         del cache  # before logits are made

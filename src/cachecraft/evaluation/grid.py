@@ -8,7 +8,7 @@ stopped, and a kill loses the few items in flight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,12 @@ from typing import Any
 from cachecraft.evaluation.apart import Apart
 from cachecraft.evaluation.cells import Cell, Scoring, make_cells, result_id
 from cachecraft.evaluation.measure import Pending, measure
+from cachecraft.evaluation.plan import plan_items
 from cachecraft.evaluation.selections import Subject
 from cachecraft.evaluation.settings import IDENTITY, Progress, Settings, settings_record
 from cachecraft.evaluation.store import RunStore, open_run
 from cachecraft.evaluation.timing import Stopwatch
-from cachecraft.tasks.registry import Choice, choose_tasks
-from cachecraft.tasks.sources import Sources
-from cachecraft.tasks.task import Item, Task
+from cachecraft.tasks.task import Item
 
 
 def evaluate(
@@ -61,14 +60,15 @@ def evaluate(
     for cell in cells:
         if cell.policy is not None and cell.policy.allocation is not None:
             cell.policy.allocation.require_model(len(subject.structure.compressed), subject.structure.kv_heads)
-    subject.structure.require_room(settings.length)
-    choice, sources = _chosen(subject, settings)
-    store = open_run(folder, settings_record(subject, settings, skipped=choice.skipped, sources=sources), IDENTITY)
+    subject.structure.require_room(max(settings.lengths))
+    plan = plan_items(subject, settings)
+    record = settings_record(subject, settings, skipped=plan.choice.skipped, sources=plan.sources, usable=plan.usable)
+    store = open_run(folder, record, IDENTITY)
     store.add_policies((cell.policy.id, cell.policy.name, cell.policy.source) for cell in cells if cell.policy)
     store.log_reading(settings.split, purpose, datetime.now(UTC).isoformat(timespec="seconds"))
     clock = Stopwatch()
     wanted: list[str] = []
-    total, done = len(choice.tasks) * settings.samples, 0
+    total, done = plan.total, 0
 
     def report(task: str, count: int) -> None:
         nonlocal done
@@ -76,7 +76,7 @@ def evaluate(
         progress(Progress(done, total, task, count, clock.seconds))
 
     def pending() -> Iterator[Pending]:
-        for task, item in _items(subject, settings, choice.tasks, clock):
+        for task, item in plan.items(subject, settings, clock):
             jobs = {
                 _id(subject, settings, cell, kind, item): (cell, kind) for cell in cells for kind in settings.scoring
             }
@@ -96,35 +96,6 @@ def evaluate(
     return store, wanted
 
 
-def _chosen(subject: Subject, settings: Settings) -> tuple[Choice, dict[str, str]]:
-    """The tasks, and the hash of the material of each that has any; what cannot be built is refused here."""
-    sources = Sources(tuple(Path(name) for name in settings.essays), settings.data, settings.ruler_compat)
-    choice = choose_tasks(settings.tasks, sources=sources)
-    hashes = {}
-    for task in choice.tasks:
-        last = settings.samples - 1 if task.size(settings.split) is not None else 0
-        if source := _item(subject, settings, task, last).source:
-            hashes[task.name] = source
-    return choice, hashes
-
-
-def _items(
-    subject: Subject, settings: Settings, tasks: Sequence[Task], clock: Stopwatch
-) -> Iterator[tuple[Task, Item]]:
-    """Every item, the tasks in turn, so that a run cut short has measured all tasks alike."""
-    for index in range(settings.samples):
-        for task in tasks:
-            with clock.phase("items"):
-                item = _item(subject, settings, task, index)
-            yield task, item
-
-
-def _item(subject: Subject, settings: Settings, task: Task, index: int) -> Item:
-    return task.item(
-        index, split=settings.split, length=settings.length, seed=settings.seed, tokenizer=subject.tokenizer
-    )
-
-
 def _id(subject: Subject, settings: Settings, cell: Cell, scoring: Scoring, item: Item) -> str:
     return result_id(
         model=subject.name,
@@ -141,6 +112,7 @@ def _id(subject: Subject, settings: Settings, cell: Cell, scoring: Scoring, item
 def _item_text(item: Item) -> dict[str, Any]:
     """What `show` needs of an item: the ends of its prompt and the references, not the whole haystack."""
     return {
+        "length": item.length,
         "context_start": item.context[:300],
         "context_end": item.context[-300:],
         "question": item.question,

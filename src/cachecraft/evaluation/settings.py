@@ -12,10 +12,10 @@ import transformers
 from cachecraft.errors import CacheCraftError
 from cachecraft.evaluation.cells import REFERENCES, REGIMES, SCORINGS, Budget, Regime, Scoring
 from cachecraft.evaluation.selections import Subject
-from cachecraft.tasks.task import SPLITS
+from cachecraft.tasks.task import ALL, SPLITS, Usable
 
 # In which a folder's commands agree; `sources` holds the hash of each task's material, and may grow with the tasks.
-IDENTITY = ("model", "revision", "dtype", "regime", "length", "split", "seed", "ruler_compat", "sources")
+IDENTITY = ("model", "revision", "dtype", "regime", "split", "seed", "ruler_compat", "sources")
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Settings:
         policies: Specifications, as `load_policy` takes them.
         budgets: Ratios or numbers of entries.
         tasks: Names of tasks.
-        length: Tokens of an item, the generated ones included.
+        length: Tokens of an item, the generated ones included; several for a sweep over lengths.
         samples: Items per task.
         regime: ``agnostic`` compresses the context, ``aware`` context and question.
         scoring: Any of ``answer``, ``likelihood``, ``fidelity``.
-        split: ``search``, ``validation`` or ``test``.
+        split: ``search``, ``validation`` or ``test``; ``all`` for every item of a benchmark's files.
         seed: Base seed of the items.
         selector: Replaces every policy's own selector, for example ``chunks:20``.
         allocations: Each replaces every policy's own division, for example ``pyramid`` or a budgets file.
@@ -38,12 +38,14 @@ class Settings:
         essays: Text files for essay haystacks; none for the prose that comes with Python.
         data: Files or folders of questions, or ``"hub"``.
         ruler_compat: Seed RULER's tasks as the original does.
+        limit: At most so many items per task, instead of exactly `samples`: all of them where a benchmark has fewer.
+        skip_long: Leave out benchmark items that are longer than the length.
     """
 
     policies: tuple[str, ...]
     budgets: tuple[Budget, ...]
     tasks: tuple[str, ...]
-    length: int = 1024
+    length: int | tuple[int, ...] = 1024
     samples: int = 20
     regime: Regime = "agnostic"
     scoring: tuple[Scoring, ...] = ("answer",)
@@ -55,6 +57,18 @@ class Settings:
     essays: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     ruler_compat: bool = False
+    limit: int | None = None
+    skip_long: bool = False
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Every length, each once, in the order given."""
+        return tuple(dict.fromkeys((self.length,) if isinstance(self.length, int) else self.length))
+
+    @property
+    def most(self) -> int:
+        """Items of a task that are measured at most."""
+        return self.samples if self.limit is None else self.limit
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be measured.
@@ -64,15 +78,19 @@ class Settings:
         """
         for kind, value, known in (
             ("regime", self.regime, REGIMES),
-            ("split", self.split, SPLITS),
+            ("split", self.split, (*SPLITS, ALL)),
             *(("scoring", scoring, SCORINGS) for scoring in self.scoring),
         ):
             if value not in known:
                 raise CacheCraftError(f"There is no {kind} {value!r}; choose {' or '.join(known)}.")
         if not self.budgets:
             raise CacheCraftError("No budget was given; name at least one ratio or number of entries to keep.")
-        if self.samples < 1:
-            raise CacheCraftError(f"{self.samples} samples cannot be measured; ask for at least 1.")
+        if self.most < 1:
+            raise CacheCraftError(f"{self.most} samples cannot be measured; ask for at least 1.")
+        if not self.lengths or min(self.lengths) < 1:
+            raise CacheCraftError(
+                f"Items of {min(self.lengths, default=0)} tokens cannot be made; give a length of 1 or more."
+            )
         if not self.scoring:
             raise CacheCraftError(f"No scoring was given; choose {' or '.join(SCORINGS)}.")
 
@@ -89,7 +107,12 @@ class Progress:
 
 
 def settings_record(
-    subject: Subject, settings: Settings, *, skipped: Mapping[str, str], sources: Mapping[str, str]
+    subject: Subject,
+    settings: Settings,
+    *,
+    skipped: Mapping[str, str],
+    sources: Mapping[str, str],
+    usable: Mapping[tuple[str, int], Usable],
 ) -> dict[str, Any]:
     """The settings as written to run.yaml: resolved, in plain types.
 
@@ -98,6 +121,7 @@ def settings_record(
         settings: What was asked for.
         skipped: Tasks that could not be made, with what each needs.
         sources: Hash of the material of each task that has any.
+        usable: By task and length, how many items there are, left out and cut ones counted.
     """
     return {
         "command": "evaluate",
@@ -105,7 +129,7 @@ def settings_record(
         "revision": subject.revision,
         "dtype": subject.dtype,
         "regime": settings.regime,
-        "length": settings.length,
+        "length": list(settings.lengths),
         "split": settings.split,
         "seed": settings.seed,
         "tasks": list(settings.tasks),
@@ -114,7 +138,9 @@ def settings_record(
         "data": list(settings.data),
         "sources": dict(sources),
         "ruler_compat": settings.ruler_compat,
-        "samples": settings.samples,
+        "samples": settings.most,
+        "left_out": {f"{task} at {length}": each.too_long for (task, length), each in usable.items() if each.too_long},
+        "cut": {f"{task} at {length}": each.cut for (task, length), each in usable.items() if each.cut},
         "policies": list(settings.policies),
         "budgets": [budget.label for budget in settings.budgets],
         "scoring": list(settings.scoring),

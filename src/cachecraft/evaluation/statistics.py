@@ -200,6 +200,22 @@ def benjamini_hochberg(pvalues: Sequence[float]) -> list[float]:
     return [float(p) for p in stats.false_discovery_control(pvalues)] if len(pvalues) else []
 
 
+def holm(pvalues: Sequence[float]) -> list[float]:
+    """Adjust p-values so that among all comparisons even one false claim is unlikely (Holm, 1979), in the order given.
+
+    Raises:
+        RunError: A value is not a probability.
+    """
+    if any(not 0 <= p <= 1 for p in pvalues):
+        raise RunError(f"p-values lie between 0 and 1; got {[p for p in pvalues if not 0 <= p <= 1][:3]}.")
+    adjusted = [0.0] * len(pvalues)
+    largest = 0.0
+    for rank, place in enumerate(sorted(range(len(pvalues)), key=lambda each: pvalues[each])):
+        largest = max(largest, min(1.0, (len(pvalues) - rank) * pvalues[place]))
+        adjusted[place] = largest
+    return adjusted
+
+
 def eligible_tasks(full: Mapping[str, float], random: Mapping[str, float]) -> tuple[str, ...]:
     """The tasks whose full-cache mean is at least `ELIGIBLE_GAP` above random's, both from validation."""
     if full.keys() != random.keys():

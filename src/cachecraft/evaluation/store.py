@@ -227,6 +227,8 @@ def _read_settings(path: Path) -> dict[str, Any]:
         raise RunError(f"{path} cannot be read ({error}).") from error
     if not isinstance(settings, dict):
         raise RunError(f"{path} does not hold settings; it was not written by CacheCraft.")
+    if isinstance(settings.get("length"), int) and settings.get("command") == "evaluate":
+        settings["length"] = [settings["length"]]  # as it was written before a run could have several
     return settings
 
 

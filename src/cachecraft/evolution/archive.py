@@ -53,13 +53,16 @@ class Archive:
         """The elites of an island, in the order of cells."""
         return [each for (own, _), each in sorted(self.elites.items(), key=lambda pair: pair[0]) if own == island]
 
-    def pick(self, draw: random.Random, island: int, *, other_than: Candidate | None = None) -> Candidate | None:
+    def pick(
+        self, draw: random.Random, island: int, *, other_than: Candidate | None = None, evenly: bool = False
+    ) -> Candidate | None:
         """Draw a parent: the island's best, one of its elites evenly, or any of its candidates by rank.
 
         Args:
             draw: Where chance comes from.
             island: The island.
             other_than: A candidate that must not be drawn.
+            evenly: Draw from the elites only, each as likely as another, so that no line of descent rules.
 
         Returns:
             The parent, or None where there is none.
@@ -67,7 +70,7 @@ class Archive:
         ranked = [each for each in self.ranking.get(island, ()) if each != other_than]
         if not ranked:
             return None
-        lot = draw.random()
+        lot = BEST if evenly else draw.random()
         if lot < BEST:
             return ranked[0]
         elites = [each for each in self.island(island) if each != other_than]

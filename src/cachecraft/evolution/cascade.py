@@ -67,6 +67,7 @@ class Cascade:
         self._arenas, self._scale, self._settings = list(arenas), scale, settings
         self._sandboxes = list(sandboxes)
         self._loaded: set[str] = set()
+        self.open = False  # every candidate goes on to the full stage
 
     def evaluate(self, population: Population) -> Iterator[Candidate]:
         """Evaluate whatever the open generation waits for; yields each candidate as its outcome is stored."""
@@ -215,7 +216,7 @@ class Cascade:
 
     def gates(self, population: Population) -> bool:
         """Whether the quick stage may stop anybody: it predicts the full one, as far as is known."""
-        known = correlation(population, "quick", "full")
+        known = None if self.open else correlation(population, "quick", "full")
         return known is not None and known >= PREDICTS
 
     def _outcome(self, run: _Run, stage: str) -> Outcome:

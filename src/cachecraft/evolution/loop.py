@@ -17,10 +17,12 @@ from cachecraft.evaluation.selections import Subject
 from cachecraft.evolution.arena import Arena, Scale, eligible
 from cachecraft.evolution.cascade import Cascade
 from cachecraft.evolution.fitness import correlation
+from cachecraft.evolution.llm.calls import Totals
 from cachecraft.evolution.population import Population
-from cachecraft.evolution.proposers.mutate import MutateProposer, seed_proposals
-from cachecraft.evolution.proposers.protocol import Proposer
+from cachecraft.evolution.proposers.mutate import mutations, seed_proposals, start_proposals
+from cachecraft.evolution.proposers.protocol import Conduct, Proposer
 from cachecraft.evolution.records import Candidate, PopulationSettings
+from cachecraft.evolution.remedies import Diagnosis, Remedies
 from cachecraft.evolution.settings import DiscoverySettings, SearchBudget
 from cachecraft.sandbox import Limits, Sandbox
 from cachecraft.tasks.registry import load_tasks
@@ -31,7 +33,7 @@ class SearchProgress:
     """Told whenever a candidate's outcome is known.
 
     Attributes:
-        phase: What is going on: ``"recording"``, ``"searching"``.
+        phase: What is going on: ``"recording"``, ``"asking"``, ``"searching"``.
         counts: Candidates by state, all generations.
         latest: The candidate, or None while nothing was evaluated.
         best: The best candidate of closed generations.
@@ -39,6 +41,8 @@ class SearchProgress:
         share: Of the budget that is spent, from 0 to 1.
         seconds: Since this call began, and what remains if all goes on like this; None while unknown.
         correlations: Rank correlation of the error with quick, and of quick with full; None while unknown.
+        calls: What asking language models came to; None where none is asked.
+        diagnoses: What was diagnosed, and done about it.
     """
 
     phase: str
@@ -49,6 +53,8 @@ class SearchProgress:
     share: float
     seconds: tuple[float, float | None]
     correlations: tuple[float | None, float | None]
+    calls: Totals | None = None
+    diagnoses: tuple[Diagnosis, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,12 @@ class _Clock:
     budget: SearchBudget
     began: float
     before: float  # seconds spent by earlier calls
+    calls: Callable[[], Totals | None]
 
     def share(self, population: Population) -> float:
+        if self.budget.money is not None:
+            totals = self.calls()
+            return 0.0 if totals is None else min(1.0, (totals.money or 0.0) / self.budget.money)
         if self.budget.candidates is not None:
             return min(1.0, len(population.told()) / self.budget.candidates)
         assert self.budget.seconds is not None
@@ -73,6 +83,9 @@ def search(
     folder: Path,
     *,
     proposer: Proposer | None = None,
+    make: Callable[[Conduct], Proposer] = mutations,
+    calls: Callable[[], Totals | None] = lambda: None,
+    diagnosis: bool = True,
     workers: int = 1,
     progress: Callable[[SearchProgress], None] = lambda _: None,
 ) -> Population:
@@ -83,7 +96,10 @@ def search(
         settings: What to search for and on what.
         budget: When to end.
         folder: The run's folder.
-        proposer: Where programs come from; by default mutations of programs.
+        proposer: Where programs come from, whatever is diagnosed.
+        make: Makes the proposer for a conduct where none is given; by default mutations of programs.
+        calls: Tells what asking language models came to.
+        diagnosis: Whether plateaus and hacks are named and acted upon.
         workers: Processes that run candidates at a time; the result does not depend on it.
         progress: Called as candidates are evaluated.
 
@@ -95,10 +111,12 @@ def search(
     """
     began = time.monotonic()
     population = Population(folder, PopulationSettings(settings.seed, settings.islands))
-    clock = _Clock(budget, began, population.seconds)
-    proposer = proposer or MutateProposer(settings.interface)
-    for candidate in population.told():
-        proposer.tell(candidate)
+    clock = _Clock(budget, began, population.seconds, calls)
+    if not population.is_open and clock.share(population) >= 1:
+        return population  # nothing is left to do, so that no item need be recorded
+    start = Conduct(settings.interface, settings.again)
+    remedies = Remedies(folder, start) if diagnosis else None
+    conduct: Conduct | None = None
 
     def report(phase: str, latest: Candidate | None = None) -> None:
         share = clock.share(population)
@@ -106,7 +124,9 @@ def search(
         left = spent * (1 - share) / share if latest is not None and share > 0 else None
         found = correlation(population, "error", "quick"), correlation(population, "quick", "full")
         best, line = population.best, baseline(population)
-        progress(SearchProgress(phase, population.counts(), latest, best, line, share, (spent, left), found))
+        done = tuple(remedies.all()) if remedies else ()
+        times = (spent, left)
+        progress(SearchProgress(phase, population.counts(), latest, best, line, share, times, found, calls(), done))
 
     with ExitStack() as stack:
         report("recording")
@@ -115,14 +135,26 @@ def search(
         limits = Limits(seconds=settings.seconds)
         boxes = [stack.enter_context(Sandbox(limits)) for _ in range(workers)]
         cascade = Cascade(arenas, scale, settings, boxes)
+        if remedies:
+            stack.callback(remedies.close)
         while population.is_open or clock.share(population) < 1:
-            if not population.is_open and not _ask(population, proposer, settings, budget):
-                break
+            if remedies and not population.is_open:
+                remedies.review(population)
+            now = remedies.conduct if remedies else start
+            if conduct != now:
+                conduct, breeder = now, proposer or make(now)
+                for candidate in population.told():
+                    breeder.tell(candidate)
+            cascade.open = not conduct.gate
+            if not population.is_open:
+                report("asking")
+                if not _ask(population, breeder, settings, budget, conduct):
+                    break
             for candidate in cascade.evaluate(population):
                 report("searching", candidate)
             population.spend(time.monotonic() - clock.began + clock.before)
             for candidate in population.close():
-                proposer.tell(candidate)
+                breeder.tell(candidate)
     return population
 
 
@@ -143,21 +175,24 @@ def _arenas(subjects: Sequence[Subject], settings: DiscoverySettings, folder: Pa
     return arenas
 
 
-def _ask(population: Population, proposer: Proposer, settings: DiscoverySettings, budget: SearchBudget) -> bool:
+def _ask(
+    population: Population, proposer: Proposer, settings: DiscoverySettings, budget: SearchBudget, conduct: Conduct
+) -> bool:
     """Begin a generation; False where nothing is left to propose."""
     count = settings.batch
     if budget.candidates is not None:
         count = min(count, budget.candidates - len(population.told()))
     known = len(population.told())
-    seeds = seed_proposals(settings.interface, settings.seed)
+    start = start_proposals(settings.start)
+    seeds = start or seed_proposals(settings.interface, settings.seed)
     proposals = seeds[known : known + count] if known < len(seeds) else proposer.ask(population, count)
     if not proposals:
         return False
     again = []
     if population.best is not None and known >= len(seeds):
-        due = population.archive.due(settings.again, settings.most)
+        due = population.archive.due(conduct.again, settings.most)
         again = [each.number for each in due]
-    population.begin(proposals, settings.interface, again)
+    population.begin(proposals, conduct.interface, again)
     return True
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
@@ -56,6 +57,7 @@ def canonical(source: str) -> str:
     return "\n".join(written)
 
 
+@functools.lru_cache(maxsize=4096)  # a search asks for the same programs again and again, at some milliseconds each
 def program_id(source: str) -> str:
     """Content hash of the canonical program, 32 hex digits.
 

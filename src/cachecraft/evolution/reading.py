@@ -156,11 +156,8 @@ class Reading:
             return
         module = node.module or ""
         allowed = MODULES.get(module, frozenset()) | _own_functions(module)
-        allowed |= {
-            name
-            for parent, _, name in (known.rpartition(".") for known in MODULES)
-            if parent == module != "collections"
-        }
+        parents = (known.rpartition(".") for known in MODULES if known.startswith("torch."))
+        allowed |= {name for parent, _, name in parents if parent == module}
         if node.level or not allowed:
             yield f"imports from {'.' * node.level}{module}; {_MAY_IMPORT}"
             return
@@ -180,14 +177,14 @@ class Reading:
 
     def _judge_call(self, node: ast.Call) -> Iterator[str]:
         name = self._dotted(node.func)
-        keywords = [keyword.arg for keyword in node.keywords]
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords}
         if None in keywords:
             yield "passes **, which hides what is passed; name the arguments"
         if "out" in keywords:
             yield "passes out=, which writes into an array; use the result instead"
         if name in RANDOM:
             self._handled.add(id(node.func))
-            if "generator" not in keywords:
+            if isinstance(keywords.get("generator", ast.Constant(None)), ast.Constant):
                 yield f"draws with {name} from the global random state; pass generator=f.generator()"
         if isinstance(node.func, ast.Attribute) and node.func.attr in IN_PLACE:
             yield from self._judge_write(node.func.value)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from cachecraft.errors import BudgetError, CacheCraftError
@@ -13,18 +14,19 @@ from cachecraft.evolution.interface import Interface
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """When a search ends: after so many candidates, or so much time; seeds count."""
+    """When a search ends: after so many candidates or so much time, seeds included, or so many dollars for replies."""
 
     candidates: int | None = None
     seconds: float | None = None
+    money: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse a budget of nothing, and of both kinds.
 
         Raises:
-            BudgetError: Neither or both are given, or one is not above 0.
+            BudgetError: None or several are given, or one is not above 0.
         """
-        given = [value for value in (self.candidates, self.seconds) if value is not None]
+        given = [value for value in (self.candidates, self.seconds, self.money) if value is not None]
         if len(given) != 1 or not 0 < given[0] < math.inf:
             raise BudgetError(f"A search budget of {self.label or 'nothing'} means nothing; give 600 or 30m, say.")
 
@@ -32,22 +34,27 @@ class SearchBudget:
     def label(self) -> str:
         """As `parse_budget` reads it."""
         parts = [str(self.candidates)] if self.candidates is not None else []
-        return " ".join(parts + ([f"{self.seconds:g}s"] if self.seconds is not None else []))
+        parts += [f"{self.seconds:g}s"] if self.seconds is not None else []
+        return " ".join(parts + ([f"${self.money:g}"] if self.money is not None else []))
 
 
 def parse_budget(text: str) -> SearchBudget:
-    """A search budget from ``"600"`` (candidates), ``"90s"``, ``"30m"`` or ``"2h"``.
+    """A search budget from ``"600"`` (candidates), ``"90s"``, ``"30m"``, ``"2h"`` or ``"$5"``.
 
     Raises:
         BudgetError: It is none of these.
     """
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     try:
+        if text.startswith("$"):
+            return SearchBudget(money=float(text[1:]))
         if text[-1:] in units:
             return SearchBudget(seconds=float(text[:-1]) * units[text[-1]])
         return SearchBudget(candidates=int(text))
     except ValueError:
-        raise BudgetError(f"--budget {text!r} is neither a number of candidates nor a time such as 30m.") from None
+        raise BudgetError(
+            f"--budget {text!r} is no number of candidates, time such as 30m or money such as $5."
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,7 @@ class DiscoverySettings:
         features: Features that candidates may read; None for all.
         islands: Populations that breed apart.
         seconds: Time that a candidate may take for its choices on all items of a stage.
+        start: Names and sources of the programs to begin with, instead of the built-in policies and single signals.
     """
 
     tasks: tuple[str, ...]
@@ -85,6 +93,7 @@ class DiscoverySettings:
     features: tuple[str, ...] | None = None
     islands: int = 1
     seconds: float = 20.0
+    start: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be searched with.
@@ -122,4 +131,21 @@ class DiscoverySettings:
         return {
             "command": "discover",
             **{key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()},
+            "start": [list(each) for each in self.start],
         }
+
+    @classmethod
+    def recorded(cls, record: Mapping[str, Any]) -> DiscoverySettings:
+        """The settings that a run.yaml tells of; the inverse of `record`.
+
+        Raises:
+            CacheCraftError: They are of no discovery, or mean nothing.
+        """
+        names = {each.name for each in fields(cls)}
+        found: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
+        }
+        if record.get("command") != "discover" or not names <= set(found):
+            raise CacheCraftError("The run is no discovery of this version; name the folder of one.")
+        found["start"] = tuple((name, source) for name, source in found["start"])
+        return cls(**{name: found[name] for name in names})

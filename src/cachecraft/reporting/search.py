@@ -17,6 +17,7 @@ from rich.text import Text
 from cachecraft.evaluation.statistics import Estimate
 from cachecraft.evolution.decompose import Worth
 from cachecraft.evolution.fitness import correlation
+from cachecraft.evolution.llm.calls import Totals
 from cachecraft.evolution.loop import SearchProgress, baseline
 from cachecraft.evolution.population import Population
 
@@ -57,6 +58,8 @@ def _facts(seen: SearchProgress) -> Iterator[str]:
     if seen.phase == "recording":
         yield "Recording items …"
         return
+    if seen.phase == "asking":
+        yield "Asking for programs …"
     counts = {NAMES.get(state, state): count for state, count in seen.counts.items() if count}
     yield f"{sum(counts.values())} candidates: " + ", ".join(f"{count} {state}" for state, count in counts.items())
     if seen.best is not None and seen.best.fitness is not None:
@@ -71,8 +74,22 @@ def _facts(seen: SearchProgress) -> Iterator[str]:
     ]
     if told:
         yield f"rank correlations: {', '.join(told)}"
+    if seen.calls is not None:
+        yield from calls_told(seen.calls)
+    for each in seen.diagnoses[-3:]:
+        yield f"{each.kind}: {each.action} ({each.verdict})"
     spent, left = seen.seconds
     yield f"{_minutes(spent)} spent" + ("" if left is None else f", about {_minutes(left)} left")
+
+
+def calls_told(calls: Totals) -> Iterator[str]:
+    """Calls of language models in a line or two: replies by what became of them, tokens, and dollars where known."""
+    replies = ", ".join(f"{count} {name}" for name, count in calls.outcomes.items())
+    yield f"{calls.calls} calls, {calls.failed} without a reply; replies: {replies or 'none'}"
+    money = "cost unknown" if calls.money is None else f"${calls.money:.4f}"
+    if calls.money is not None and calls.unknown:
+        money += f" and the unknown cost of {calls.unknown} calls"
+    yield f"{calls.tokens_in:,} tokens of prompts, {calls.tokens_out:,} of replies, {money}"
 
 
 def _minutes(seconds: float) -> str:

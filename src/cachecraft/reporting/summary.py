@@ -13,6 +13,7 @@ from cachecraft.errors import RunError, UnknownNameError
 from cachecraft.evaluation.statistics import Estimate, TaskScores, macro_difference, macro_mean
 from cachecraft.evaluation.store import Result
 
+FORCED_MATCH = "forced_match"
 FULL_BUDGET = "0"  # the label under which the full cache is measured
 
 
@@ -59,12 +60,13 @@ class Summary:
     """A run's results under one scoring.
 
     Attributes:
-        scoring: ``answer``, ``likelihood`` or ``fidelity``.
+        scoring: ``answer``, ``likelihood``, ``fidelity`` or ``forced_match``.
         budgets: Labels in order of rising eviction.
         rows: Policies and reference lines, best first; the full cache before all others.
         items: Items of each task.
         against: The reference of the differences, or "".
         skipped: Tasks that were asked for and could not be made, with what each needs.
+        length: Tokens of the items; None where results of several lengths are together.
     """
 
     scoring: str
@@ -73,6 +75,7 @@ class Summary:
     items: dict[str, int]
     against: str = ""
     skipped: dict[str, str] = field(default_factory=dict)
+    length: int | None = None
 
 
 def summarise(
@@ -87,7 +90,7 @@ def summarise(
 
     Args:
         results: Of one run.
-        scoring: Which of its scorings.
+        scoring: Which of its scorings, or ``forced_match``, which is measured with ``likelihood``.
         against: A row that all others are compared with, item by item at the same budget; "" for none.
         confidence: Of the two-sided intervals.
         skipped: Tasks that the run could not make, with what each needs; those measured since are not skipped.
@@ -96,7 +99,7 @@ def summarise(
         RunError: There are no results under this scoring, or rows were measured on different items.
         UnknownNameError: There is no row called `against`.
     """
-    chosen = [result for result in results if result.scoring == scoring]
+    chosen = _chosen(results, scoring)
     if not chosen:
         raise RunError(f"The run holds no results under scoring {scoring!r}; measure some with --scoring {scoring}.")
     groups: dict[tuple[str, str], list[Result]] = {}
@@ -122,6 +125,17 @@ def summarise(
         items[task] = items.get(task, 0) + 1
     left_out = {task: needs for task, needs in (skipped or {}).items() if task not in items}
     return Summary(scoring, tuple(budgets), tuple(rows), items, against, left_out)
+
+
+def _chosen(results: Iterable[Result], scoring: str) -> list[Result]:
+    """The results under a scoring; the forced match is part of what a likelihood saw."""
+    if scoring != FORCED_MATCH:
+        return [result for result in results if result.scoring == scoring]
+    return [
+        replace(result, value=None if result.value is None else float(result.detail[FORCED_MATCH]))
+        for result in results
+        if result.scoring == "likelihood"
+    ]
 
 
 def _by_eviction(label: str) -> tuple[int, float]:

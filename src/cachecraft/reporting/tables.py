@@ -14,8 +14,9 @@ from cachecraft.evaluation.statistics import Estimate
 from cachecraft.reporting.summary import CellSummary, Row, Summary
 
 UNITS = {
-    "answer": "share of the references found in the generated answer",
+    "answer": "each task's own metric on the generated answer",
     "likelihood": "mean log-probability of the reference answer, nats per token",
+    "forced_match": "share of items with all reference tokens right under teacher forcing",
     "fidelity": "share of tokens on which it agrees with the full cache",
 }
 
@@ -89,12 +90,13 @@ def notes(summary: Summary, settings: dict[str, Any]) -> list[str]:
     tasks = ", ".join(f"{task.removeprefix('ruler:')} ({count})" for task, count in sorted(summary.items.items()))
     lines = [
         f"Score: {UNITS[summary.scoring]}; macro average of {averaged(summary)}, 95 % bootstrap interval.",
-        f"Items: {tasks}; split {settings.get('split')}, {settings.get('length')} tokens, seed {settings.get('seed')}.",
+        f"Items: {tasks}; split {settings.get('split')}, {summary.length} tokens, seed {settings.get('seed')}.",
         f"Model {settings.get('model')} in {settings.get('dtype')}; query-{settings.get('regime')} regime.",
     ]
     if summary.skipped:
         each = (f"{task.removeprefix('ruler:')} (it {needs})" for task, needs in sorted(summary.skipped.items()))
         lines.append(f"Skipped: {', '.join(each)}.")
+    lines += _not_as_they_are(summary, settings)
     if note := settings.get("not_compressed"):
         lines.append(note)
     full = next((row for row in summary.rows if row.label == "full"), None)
@@ -111,6 +113,21 @@ def notes(summary: Summary, settings: dict[str, Any]) -> list[str]:
         reasons = {cell.rejected for cell in row.cells.values() if cell.rejected}
         lines += [f"{row.label} was rejected: {reason}" for reason in sorted(reasons)]
         lines += [f"{row.label} at {budget}: {cell.note}" for budget, cell in row.cells.items() if cell.note]
+    return lines
+
+
+def _not_as_they_are(summary: Summary, settings: dict[str, Any]) -> list[str]:
+    """Which tasks' items were left out or cut because of their length."""
+    lines = []
+    for key, said in (("left_out", "Left out as longer than that"), ("cut", "Cut to that length")):
+        held = settings.get(key) or {}
+        found = [
+            (task, held[f"{task} at {summary.length}"])
+            for task in summary.items
+            if f"{task} at {summary.length}" in held
+        ]
+        if found:
+            lines.append(f"{said}: {', '.join(f'{task} {count} items' for task, count in sorted(found))}.")
     return lines
 
 
@@ -137,6 +154,7 @@ def records(summary: Summary) -> list[dict[str, Any]]:
                 "policy": row.label,
                 "reference": row.reference,
                 "budget": budget,
+                "length": summary.length,
                 "kept": round(cell.kept, 6),
                 "forced": cell.forced,
                 "rejected": cell.rejected,

@@ -189,9 +189,7 @@ def _attention(
     elif isinstance(session.cache, CompressedCache):
         output = session.cache.attend(layer, query, scale, softcap=softcap, window=window)
     elif session.cache is not None:
-        if softcap is not None:
-            raise ModelError(f"{type(module).__name__} soft-caps its logits, which no evaluation can do yet.")
-        output = session.cache.attend(layer, query, scale)
+        output = session.cache.attend(layer, query, scale, softcap)
     elif query.shape[2] == key.shape[2]:
         output, logsumexp = kernels.causal_attention(query, key, value, scale, softcap=softcap, window=window)
     else:

@@ -21,6 +21,7 @@ from transformers.cache_utils import StaticLayer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cachecraft.errors import ModelError
+from cachecraft.policy.softcap import soft_capped
 
 SUPPORTED_TRANSFORMERS = ("5.2", "5.25")  # from, up to but not including
 VOCABULARY_PART = 2048  # rows of the output layer multiplied at a time where only the best token is wanted
@@ -121,7 +122,7 @@ def undecodable(model: PreTrainedModel, config: GenerationConfig | None, setting
     if mode not in ("greedy_search", "sample"):
         return mode.replace("_", " ")
     implementation = merged.cache_implementation
-    if implementation not in (None, "dynamic"):
+    if implementation not in (None, "dynamic", "hybrid"):  # the last is an old default that transformers drops itself
         return f"cache_implementation={implementation!r}"
     if merged.use_cache is False:
         return "use_cache=False"
@@ -186,7 +187,13 @@ def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
 
 
 def attention_with_lse(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float,
+    mask: Tensor | None = None,
+    *,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of which parts can be joined afterwards, since it comes with the log-sum-exp of its logits.
 
@@ -196,15 +203,16 @@ def attention_with_lse(
         value: (B, H, S, D).
         scaling: Factor of the dot products.
         mask: Additive, broadcastable to (B, H, N, S), or None.
+        softcap: Limit of the scaled logits, which no fused kernel knows.
 
     Returns:
-        (B, H, N, D) output and (B, H, N) float32 log-sum-exp of the scaled, masked logits.
+        (B, H, N, D) output and (B, H, N) float32 log-sum-exp of the scaled, capped and masked logits.
     """
     kernel = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-    if kernel is not None and query.device.type == "cpu" and query.shape[2] > FEW_QUERIES:
+    if kernel is not None and query.device.type == "cpu" and query.shape[2] > FEW_QUERIES and softcap is None:
         output, logsumexp = kernel(query, key, value, 0.0, False, attn_mask=mask, scale=scaling)
         return output, logsumexp
-    logits = (query.float() @ key.float().transpose(-1, -2)).mul_(scaling)
+    logits = soft_capped((query.float() @ key.float().transpose(-1, -2)).mul_(scaling), softcap)
     if mask is not None:
         logits += mask
     logsumexp = logits.logsumexp(dim=-1)

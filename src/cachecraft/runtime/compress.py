@@ -83,6 +83,8 @@ class Compression:
         call = dict(zip(self._names, args, strict=False)) | kwargs
         cache = self._cache_of(call)
         held = held_layers(cache)
+        if held and (len(held), held[0].kv_heads) != (self._structure.layers, self._structure.kv_heads):
+            raise ModelError("The cache was made with another model; begin with an empty one.")
         new = NewTokens.of(call, held[0].seen if held else 0, held[0].pads if held else None)
         self._require_room(new, held)
         call |= {"position_ids": new.positions, "attention_mask": None, self._cache_name: cache}
@@ -154,7 +156,7 @@ class Compression:
     ) -> Any:
         """`generate`, after what cannot work was refused: beam search would fail only once the prompt was read."""
         own = self._structure.model.generation_config
-        if own is not None and own.cache_implementation and not kwargs.get(self._cache_name):
+        if own is not None and own.cache_implementation and kwargs.get(self._cache_name) is None:
             # Some models come with a kind of cache of their own; what the caller asks for goes first and is looked at.
             kwargs.setdefault(
                 "cache_implementation", getattr(generation_config, "cache_implementation", None) or "dynamic"

@@ -52,15 +52,20 @@ class PackedCache(Cache):
     A pass is `begin`, the model's forward, `accept`; `drop` and `admit` may follow.
     """
 
-    def __init__(self, like: Sequence[tuple[Tensor, Tensor]], *, heads: int) -> None:
+    def __init__(
+        self, like: Sequence[tuple[Tensor, Tensor]], *, heads: int, windows: Sequence[int | None] | None = None
+    ) -> None:
         """An empty cache; `admit` adds lines.
 
         Args:
             like: For each layer keys and values, (G, T, D) each, whose kind the new tokens' will be.
             heads: Query heads, H.
+            windows: For each layer its sliding window, or None; by default there are none. Of such a layer contexts
+                hold what the window shows to their next token, and candidates keep all of it.
         """
         super().__init__(layers=[_PackedLayer(self, index) for index in range(len(like))])
         self._kv_heads, self._share = int(like[0][0].shape[0]), heads // int(like[0][0].shape[0])
+        self._windows: tuple[int | None, ...] = tuple(windows or [None] * len(like))
         self._names: list[int] = []  # of each line
         self._owner: dict[int, tuple[SharedContext, int]] = {}  # of each name held: its context and candidate
         self._next = 0
@@ -107,7 +112,7 @@ class PackedCache(Cache):
             raise ModelError(f"{len(self._names)} candidates were run with {list(counts)} new tokens; each needs some.")
         if int((grown + torch.tensor(list(counts))).max()) > self._room:
             raise ModelError(f"The candidates were run with more new tokens than the {self._room} they have room for.")
-        self._pass = plan(counts, grown, self._room, self._kv_heads, self._share, self._keys[0])
+        self._pass = plan(counts, grown, self._room, self._kv_heads, self._share, self._keys[0], self._windows)
         self._together = []
         if sum(counts) < MANY * sum(count > 0 for count in counts):
             self._gather_together(self._pass.lines)
@@ -135,17 +140,20 @@ class PackedCache(Cache):
             # The projections lie in memory as (M, G, D), so that this order costs no copy.
             buffer.index_copy_(0, self._pass.where, new[0].transpose(0, 1).reshape(-1, buffer.shape[-1]))
 
-    def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
-        """Attention of packed queries, (1, H, M, D), each over its own line; (1, H, M, D)."""
+    def attend(self, layer: int, query: Tensor, scale: float, softcap: float | None = None) -> Tensor:
+        """Attention of packed queries, (1, H, M, D), each over its own line; (1, H, M, D).
+
+        `softcap` limits the scaled logits.
+        """
         tokens = query[0].transpose(0, 1).reshape(query.shape[2], self._kv_heads, self._share, query.shape[3])
-        own, own_weight = self._attend_own(layer, tokens, scale)
-        context, context_weight = self._attend_context(layer, tokens, scale)
+        own, own_weight = self._attend_own(layer, tokens, scale, softcap)
+        context, context_weight = self._attend_context(layer, tokens, scale, softcap)
         # exp(a) / (exp(a) + exp(b)) = sigmoid(a - b): the context's part of the whole softmax.
         part = torch.sigmoid(context_weight - own_weight).unsqueeze(-1).to(own.dtype)
         joined = torch.lerp(own, context, part)  # (M, G, S, D)
         return joined.view(1, len(joined), -1, joined.shape[-1]).transpose(1, 2)
 
-    def _attend_own(self, layer: int, tokens: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def _attend_own(self, layer: int, tokens: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tensor]:
         """Over the line's own new tokens: (M, G, S, D) and (M, G, S) float32 log-sum-exp."""
         assert self._pass is not None
         outputs, weights = [], []
@@ -157,7 +165,8 @@ class PackedCache(Cache):
                 self._held(self._keys[layer], part.first, part.last)[:, :, : part.used],
                 self._held(self._values[layer], part.first, part.last)[:, :, : part.used],
                 scale,
-                part.mask,
+                part.mask(self._windows[layer]),
+                softcap=softcap,
             )
             spread = (lines, heads, self._share, part.new)
             outputs.append(output.reshape(*spread, -1).permute(0, 3, 1, 2, 4).flatten(0, 1))
@@ -165,12 +174,19 @@ class PackedCache(Cache):
         back = self._pass.back
         return torch.cat(outputs).index_select(0, back), torch.cat(weights).index_select(0, back)
 
-    def _attend_context(self, layer: int, tokens: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def _attend_context(self, layer: int, tokens: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tensor]:
         """Over the line's entries of its context; as `_attend_own`."""
         assert self._pass is not None
+        slots, window = self._pass.slots, self._windows[layer]
+
+        def sliding(context: SharedContext, size: int, own: Tensor | slice) -> tuple[Tensor, Tensor]:
+            return context.attend_window(layer, size, slots[own], tokens[own], scale, softcap)
+
         if self._together:
             found = [
-                shared.attend(layer, places, tokens.index_select(0, own), scale)
+                shared.attend(layer, places, tokens.index_select(0, own), scale, softcap)
+                if window is None
+                else sliding(shared.context, window, own)
                 for shared, own, places in self._together
             ]
             outputs, weights = (torch.cat(each).index_select(0, self._joined) for each in zip(*found, strict=True))
@@ -179,7 +195,12 @@ class PackedCache(Cache):
         for name, count in zip(self._names, self._pass.counts, strict=True):
             if count:
                 context, candidate = self._owner[name]
-                found.append(context.attend_alone(layer, candidate, tokens[end : end + count], scale))
+                own = slice(end, end + count)
+                found.append(
+                    context.attend_alone(layer, candidate, tokens[own], scale, softcap)
+                    if window is None
+                    else sliding(context, window, own)
+                )
                 end += count
         outputs, weights = (torch.cat(each) for each in zip(*found, strict=True))
         return outputs, weights

@@ -60,7 +60,7 @@ def context(model: PreTrainedModel) -> int:
     """The most positions that the model was made for."""
     most = int(model.config.max_position_embeddings)
     stretched = [
-        int(settings["factor"] * settings["original_max_position_embeddings"])
+        int((settings.get("factor") or 1) * settings["original_max_position_embeddings"])
         for settings in (parameters(model, layer) for layer in range(int(model.config.num_hidden_layers)))
         if settings.get("rope_type") == "yarn"  # whose users add the scaling and leave the old maximum as it was
     ]

@@ -152,18 +152,3 @@ class ModelStructure:
                 f"The model rotates keys otherwise in texts of more than {switch} tokens: {read} tokens cannot be kept "
                 f"for a question and answer that reach {tokens}; read more, or ask for less."
             )
-
-    def require_packable(self, tokens: int) -> None:
-        """Refuse what the packed batch of an evaluation cannot attend to yet.
-
-        Raises:
-            ModelError: Logits are soft-capped, or `tokens` are more than a sliding window shows.
-        """
-        if self.softcap is not None:
-            raise ModelError(f"{type(self.model).__name__} soft-caps its logits, which no evaluation can do yet.")
-        small = min((window for window in self.windows if window is not None), default=tokens)
-        if tokens > small:
-            raise ModelError(
-                f"{tokens} tokens are more than the {small} of the model's sliding windows, which no evaluation can do "
-                "yet; use a shorter length."
-            )

@@ -54,6 +54,19 @@ class _Group:
     split: int
 
 
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """What a layer's attention was called with, for the rows of one group."""
+
+    layer: int
+    query: Tensor  # (b, H, N, D)
+    key: Tensor  # (b, G, N, D)
+    value: Tensor  # (b, G, N, D)
+    scale: float
+    softcap: float | None
+    window: int | None
+
+
 class Reading:
     """A turn whose tokens are compressed, except for its last ones.
 
@@ -149,62 +162,61 @@ class Reading:
         self._next += 1
         # Laid out as the model wants it next, so that nothing is copied then.
         output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]).transpose(1, 2)
-        parts = []
+        parts: list[tuple[list[int], CompressedLayer]] = []
         for number, group in enumerate(self._groups):
             rows: Any = group.rows if len(self._groups) > 1 else slice(None)
-            tensors = query[rows], key[rows], value[rows]
-            if self._rest is None:
-                own = slice(group.start, self._columns if self.waits else group.split)
-                norms = None
-                if own.stop > own.start:
-                    read, norms = self._dense(layer, tensors, own, scale, softcap, window)
-                    output[rows, :, own] = read
-                    del read  # as large as the queries, and the policy is asked next
-                lead = self._lead(layer, group, tensors, norms)
-                if self.waits:
-                    self._shown[layer, number] = lead
-                    continue
-            else:
-                lead = self._settled(layer, number)
-            after = query.shape[2] - (self._columns - group.split)  # where the tail begins in this pass
-            tail_query, tail_key, tail_value = (each[:, :, after:] for each in tensors)
-            part = extended(lead, tail_key, tail_value, self._structure.windows[layer])
-            if tail_query.shape[2]:
-                output[rows, :, after:] = part.attend(tail_query, scale, softcap)
-            parts.append((group.rows, part))
+            call = _Call(layer, query[rows], key[rows], value[rows], scale, softcap, window)
+            for columns, found in self._attend_group(number, group, call, parts):
+                output[rows, :, columns] = found
+                del found  # as large as the queries, and the policy is asked next
         if parts:
             self._layers.append(in_order(parts))
         return output
 
+    def _attend_group(
+        self, number: int, group: _Group, call: _Call, parts: list[tuple[list[int], CompressedLayer]]
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """The group's outputs, each with its columns; what is stored of the group joins `parts`."""
+        columns = call.query.shape[2]
+        if self._rest is None:
+            own = slice(group.start, columns if self.waits else group.split)
+            norms = None
+            if own.stop > own.start:
+                read, norms = self._dense(call, own)
+                yield own, read
+                del read
+            lead = self._lead(group, call, norms)
+            if self.waits:
+                self._shown[call.layer, number] = lead
+                return
+        else:
+            lead = self._settled(call.layer, number)
+        tail = slice(columns - (self._columns - group.split), columns)
+        part = extended(lead, call.key[:, :, tail], call.value[:, :, tail], self._structure.windows[call.layer])
+        if tail.stop > tail.start:
+            yield tail, part.attend(call.query[:, :, tail], call.scale, call.softcap)
+        parts.append((group.rows, part))
+
     def _before(self, layer: int) -> CompressedLayer | None:
         return self._held[layer] if self._held else None
 
-    def _dense(
-        self,
-        layer: int,
-        tensors: tuple[Tensor, Tensor, Tensor],
-        own: slice,
-        scale: float,
-        softcap: float | None,
-        window: int | None,
-    ) -> tuple[Tensor, Tensor | None]:
+    def _dense(self, call: _Call, own: slice) -> tuple[Tensor, Tensor | None]:
         """Attention of some columns over themselves and what was held before; the log-sum-exp where nothing was."""
-        query, key, value = (each[:, :, own] for each in tensors)
-        before = self._before(layer)
+        query, key, value = (each[:, :, own] for each in (call.query, call.key, call.value))
+        before = self._before(call.layer)
         if before is None:
-            return kernels.causal_attention(query, key, value, scale, softcap=softcap, window=window)
-        return extended(before, key, value).attend(query, scale, softcap), None
+            return kernels.causal_attention(query, key, value, call.scale, softcap=call.softcap, window=call.window)
+        return extended(before, key, value).attend(query, call.scale, call.softcap), None
 
-    def _lead(
-        self, layer: int, group: _Group, tensors: tuple[Tensor, Tensor, Tensor], norms: Tensor | None
-    ) -> CompressedLayer | None:
+    def _lead(self, group: _Group, call: _Call, norms: Tensor | None) -> CompressedLayer | None:
         """What is held of a group's rows before their tail; None if that is nothing, or not decided yet."""
-        window = self._structure.windows[layer]
+        before = self._before(call.layer)
+        window = self._structure.windows[call.layer]
         if window is not None:
-            key, value = (each[:, :, group.start : group.split] for each in tensors[1:])
-            return windowed(self._before(layer), key, value, window)
-        kept = self._decided(layer, group, tensors, norms)
-        return None if self.waits else followed(self._before(layer), kept)
+            lead = slice(group.start, group.split)
+            return windowed(before, call.key[:, :, lead], call.value[:, :, lead], window)
+        kept = self._decided(group, call, norms)
+        return None if self.waits else followed(before, kept)
 
     def _settled(self, layer: int, number: int) -> CompressedLayer | None:
         """The same, once a policy that waits has seen all layers."""
@@ -214,17 +226,15 @@ class Reading:
         kept = [next(self._rest[row])[1] for row in self._groups[number].rows if row in self._rest]
         return followed(self._before(layer), kept)
 
-    def _decided(
-        self, layer: int, group: _Group, tensors: tuple[Tensor, Tensor, Tensor], norms: Tensor | None
-    ) -> list[Kept]:
+    def _decided(self, group: _Group, call: _Call, norms: Tensor | None) -> list[Kept]:
         """What the policy keeps of the group's rows; nothing where it waits or a row is all tail."""
-        query, key, value = (each[:, :, group.start : group.split] for each in tensors)
+        query, key, value = (each[:, :, group.start : group.split] for each in (call.query, call.key, call.value))
         kept = []
         for place, row in enumerate(group.rows):
             if row in self._evictions:
                 norm = None if norms is None else norms[place, :, : query.shape[2]].float().contiguous()
                 decided = self._evictions[row].see(
-                    layer, query[place].contiguous(), key[place].contiguous(), value[place].contiguous(), norm
+                    call.layer, query[place].contiguous(), key[place].contiguous(), value[place].contiguous(), norm
                 )
                 kept += [] if decided is None else [decided]
         return kept

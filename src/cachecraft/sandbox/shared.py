@@ -113,28 +113,49 @@ def share(
             is not there. Without it they are stored with the item.
 
     Raises:
-        SandboxError: A file cannot be written, or the layers have different shapes.
+        SandboxError: A file cannot be written, the layers have different shapes, or the weights are another model's.
     """
     described: list[dict[str, Any]] = []
     projections: list[Place | None] = []
-    fresh = weights is not None and not weights.exists()
-    with _whole(path) as own, _whole(weights) if fresh and weights else nullcontext() as outside:
-        for layer in layers:
+    known = None if weights is None or not weights.exists() else _projections(weights)
+    matching = True
+    with _whole(path) as own, _whole(weights) if weights and known is None else nullcontext(own) as home:
+        for index, layer in enumerate(layers):
             projection = _given(layer, "output_projection")
-            home = own if weights is None else outside
-            projections.append(home.add(projection) if home and projection is not None else None)
+            if known is None:
+                projections.append(None if projection is None else home.add(projection))
+            else:
+                matching &= index < len(known) and _equal(projection, known[index])
             described.append(_described(layer, own, warm))
+        if not matching:
+            raise SandboxError(
+                f"The output projections in {weights} are another model's; give each model its own file."
+            )
         shapes = {tuple(each["shape"]) for each in described}
         if len(shapes) != 1:
             raise SandboxError(
                 f"The layers of {path.name} have the shapes {shapes or 'of nothing'}; share one model's."
             )
-        description: dict[str, Any] = {"shape": [len(described), *shapes.pop()], "layers": described}
-        description["weights"] = None if weights is None else weights.name
-        own.finish(description | ({"projections": projections} if weights is None else {}))
-        if outside:
-            outside.finish({"projections": projections})
+        description = {"shape": [len(described), *shapes.pop()], "layers": described}
+        if weights is None:
+            own.finish(description | {"weights": None, "projections": projections})
+        else:
+            own.finish(description | {"weights": weights.name})
+            if known is None:
+                home.finish({"projections": projections})
     return SharedItem.open(path)
+
+
+def _projections(weights: Path) -> list[Tensor | None]:
+    with path_descriptor(weights) as file:
+        mapped = _Mapped(file, str(weights))
+    return [None if place is None else mapped.array(place) for place in mapped.description["projections"]]
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one.cpu(), other)
 
 
 def _given(layer: LayerFeatures, name: str) -> Tensor | None:

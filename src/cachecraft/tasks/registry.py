@@ -1,4 +1,7 @@
-"""Tasks by name: ``family:task`` for one, ``family`` for all of a family. Making a task reads no file."""
+"""Tasks by name: ``family:task`` for one, ``family`` for all of a family, ``FILE.jsonl`` for a file of the user's own.
+
+Making a task of a family reads no file.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,31 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from cachecraft.errors import TaskError, UnknownNameError
+from cachecraft.tasks.code import code_tasks
+from cachecraft.tasks.custom import ENDING, custom_task
+from cachecraft.tasks.longbench import longbench_tasks, mini_longbench_tasks
+from cachecraft.tasks.longbench_v2 import longbench_v2_tasks
+from cachecraft.tasks.needle import needle_tasks
+from cachecraft.tasks.records import kv_retrieval_tasks, longeval_tasks
 from cachecraft.tasks.ruler import ruler_tasks
 from cachecraft.tasks.sources import Sources
 from cachecraft.tasks.task import Task
+from cachecraft.tasks.worked import gsm8k_tasks, math_tasks
 
-FAMILIES: Mapping[str, Callable[[Sources], tuple[Task, ...]]] = MappingProxyType({"ruler": ruler_tasks})
+FAMILIES: Mapping[str, Callable[[Sources], tuple[Task, ...]]] = MappingProxyType(
+    {
+        "ruler": ruler_tasks,
+        "longbench": longbench_tasks,
+        "longbench_v2": longbench_v2_tasks,
+        "mini_longbench": mini_longbench_tasks,
+        "gsm8k": gsm8k_tasks,
+        "math": math_tasks,
+        "needle": needle_tasks,
+        "code": code_tasks,
+        "kv_retrieval": kv_retrieval_tasks,
+        "longeval": longeval_tasks,
+    }
+)
 """Each family's tasks, made from the user's sources; a new family is one more line here."""
 
 
@@ -37,7 +60,7 @@ def choose_tasks(names: Sequence[str], *, sources: Sources | None = None) -> Cho
     """Make tasks by name; of a family, those whose material is there.
 
     Args:
-        names: Tasks (``"ruler:vt"``) and families (``"ruler"``, meaning all of it).
+        names: Tasks (``"ruler:vt"``), families (``"ruler"``, meaning all of it) and files (``"my_tasks.jsonl"``).
         sources: What the user named; read only as far as it takes to say which tasks have their material.
 
     Raises:
@@ -48,13 +71,17 @@ def choose_tasks(names: Sequence[str], *, sources: Sources | None = None) -> Cho
     chosen: dict[str, Task] = {}
     skipped: dict[str, str] = {}
     for name in names:
-        if name in FAMILIES:
+        if name in known:
+            chosen[name] = known[name]
+        elif name in FAMILIES:
             # An update of a key keeps its first place, so nothing moves when a family follows one of its tasks.
             chosen.update((each, task) for each, task in known.items() if each.startswith(f"{name}:"))
-        elif name in known:
-            chosen[name] = known[name]
+        elif name.endswith(ENDING):
+            own = custom_task(name, sources or Sources())
+            if chosen.setdefault(own.name, own) is not own:
+                raise TaskError(f"Two files of tasks are called {own.name}; rename one of them.")
         else:
-            raise UnknownNameError("task", name, [*FAMILIES, *known])
+            raise UnknownNameError("task", name, [*FAMILIES, *known], hint="`cachecraft tasks` lists them.")
     for name, task in list(chosen.items()):
         if missing := task.missing:
             if name in names:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from cachecraft.tasks.data_files import HUB, DataFile, read_data
+from cachecraft.tasks.data_files import Form as DataForm
 from cachecraft.tasks.haystack import Essay, read_essay
-from cachecraft.tasks.question_files import HUB, Form, read_hub, read_question_files
+from cachecraft.tasks.question_files import Form, question_blocks, read_hub
 from cachecraft.tasks.questions import Block, QuestionSet, cut_by_split
 from cachecraft.tasks.words import WordPool, read_words
 
@@ -19,13 +21,16 @@ class Sources:
 
     Attributes:
         essays: UTF-8 text files for essay haystacks; none for the prose that comes with Python.
-        data: Files of questions about documents, folders that hold some, or ``"hub"`` for the Hugging Face hub.
+        data: Files of questions or benchmarks, folders that hold some, ``"hub"`` for RULER's questions from the Hugging
+            Face hub, or ``"hub:REPOSITORY:CONFIGURATION:SPLIT"``.
         ruler_compat: Seed RULER's tasks as the original does, with the same order of parts in every item.
+        skip_long: Leave out benchmark items that are longer than the length, instead of cutting them.
     """
 
     essays: tuple[Path, ...] = ()
     data: tuple[str, ...] = ()
     ruler_compat: bool = False
+    skip_long: bool = False
 
     @cached_property
     def essay(self) -> Essay:
@@ -72,6 +77,18 @@ class Sources:
             return None
         return cut_by_split(self._files[form] if form in self._files else read_hub(form))
 
+    def benchmark(self, form: DataForm) -> tuple[DataFile, ...]:
+        """The files of a form among what the user named.
+
+        Raises:
+            TaskError: A file cannot be read or has another form.
+        """
+        return tuple(file for file in self._data if file.form == form)
+
     @cached_property
     def _files(self) -> Mapping[Form, tuple[Block, ...]]:
-        return read_question_files(self.data)
+        return question_blocks(self._data)
+
+    @cached_property
+    def _data(self) -> tuple[DataFile, ...]:
+        return read_data(self.data)

@@ -19,6 +19,10 @@ from cachecraft.errors import TaskError, UnknownNameError
 
 SPLITS = ("search", "validation", "test")
 """The three disjoint sets of items; `test` is read for reports only."""
+ALL = "all"
+"""Every item of a published benchmark's files, which the three splits share among them; for reports only."""
+
+_ADDED = ("classes", "metric")  # fields that came later: ids made before are those of items without them
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Item:
         stop: Strings at which generation ends, besides the end-of-sequence token.
         chat: Whether the model's chat template is used when it has one.
         alternatives: True if the references are aliases, any one of which is a whole answer.
+        classes: Names that a classification chooses from; () for other tasks.
+        metric: Name of the item's own metric, where items of one task differ in it.
     """
 
     task: str
@@ -75,11 +81,14 @@ class Item:
     stop: tuple[str, ...] = ()
     chat: bool = True
     alternatives: bool = False
+    classes: tuple[str, ...] = ()
+    metric: str = ""
 
     @cached_property
     def id(self) -> str:
         """SHA-256 (hex) of every field, the texts included: two items with one id are the same item."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        fields = {name: value for name, value in dataclasses.asdict(self).items() if value or name not in _ADDED}
+        text = json.dumps(fields, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(text.encode("ascii")).hexdigest()
 
     @property
@@ -97,6 +106,24 @@ class Item:
     def reference_text(self) -> str:
         """The first of `reference_texts`: all references joined by ", ", or the first alias."""
         return self.reference_texts[0]
+
+
+@dataclass(frozen=True)
+class Usable:
+    """How many items of a task there are at a length: those that can be made, and those passed over on the way.
+
+    Attributes:
+        items: That can be made.
+        too_long: That were left out because they do not fit.
+        cut: Of those that can be made, how many are cut to fit.
+    """
+
+    items: int
+    too_long: int = 0
+    cut: int = 0
+
+
+BOTH_REGIMES = ("agnostic", "aware")
 
 
 class Task(Protocol):
@@ -118,8 +145,15 @@ class Task(Protocol):
     def missing(self) -> str:
         """What the task needs and was not given, and how to give it, as half a sentence; "" if it needs nothing."""
 
+    @property
+    def regimes(self) -> tuple[str, ...]:
+        """The regimes that its prompts can be measured in: both, unless context and question come in one piece."""
+
     def size(self, split: str) -> int | None:
         """The most items that a split can have; None if items are made on demand, without end."""
+
+    def usable(self, most: int, *, split: str, length: int, seed: int, tokenizer: Tokenizer) -> Usable:
+        """How many items can be made, looking for no more than `most`; arguments and errors as of `item`."""
 
     def item(self, index: int, *, split: str, length: int, seed: int, tokenizer: Tokenizer) -> Item:
         """Make one item.

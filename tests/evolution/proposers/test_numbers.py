@@ -92,7 +92,7 @@ def test_grammar_programs_stay_inside_their_interface(seed: int, level: str) -> 
 def test_values_stay_within_their_limits_over_many_steps(seed: int) -> None:
     draw = random.Random(seed)
     source, interface = SOURCE, Interface("constants")
-    for _ in range(15):
+    for _ in range(8):
         found = changed(draw, source, interface)
         source = found[0] if found else source
     for each in numbers(source, interface):

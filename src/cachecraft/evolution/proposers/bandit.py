@@ -6,7 +6,8 @@ What worked early need not work late, so that every outcome fades as new ones ar
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 FORGET = 0.99  # what an outcome still counts after one more has been told
 
@@ -18,12 +19,20 @@ class Bandit:
         """Begin with every arm unknown."""
         self._counts: dict[str, tuple[float, float]] = dict.fromkeys(arms, (0.0, 0.0))
 
-    def choose(self, draw: random.Random, among: Sequence[str]) -> str:
-        """The arm whose sampled rate of improvement is highest; an unknown arm may well be it."""
+    def choose(
+        self, draw: random.Random, among: Sequence[str], costs: Mapping[str, float] = MappingProxyType({})
+    ) -> str:
+        """The arm whose sampled rate of improvement for its cost is highest; an unknown arm may well be it.
+
+        Args:
+            draw: Where chance comes from.
+            among: Arms to choose from.
+            costs: What a try of an arm costs, 1 for those that are not named.
+        """
         rates = {}
         for arm in among:
             good, bad = self._counts.get(arm, (0.0, 0.0))
-            rates[arm] = draw.betavariate(1 + good, 1 + bad)
+            rates[arm] = draw.betavariate(1 + good, 1 + bad) / costs.get(arm, 1.0)
         return max(among, key=lambda arm: rates[arm])
 
     def tell(self, arm: str, improved: bool) -> None:

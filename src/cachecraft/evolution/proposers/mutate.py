@@ -19,6 +19,7 @@ from cachecraft.evolution.proposers.choices import ALLOCATION_OPERATORS, SELECTO
 from cachecraft.evolution.proposers.form import read_form
 from cachecraft.evolution.proposers.grammar import Grammar
 from cachecraft.evolution.proposers.operators import Operator
+from cachecraft.evolution.proposers.protocol import Conduct
 from cachecraft.evolution.proposers.shaping import SCORE_OPERATORS
 from cachecraft.evolution.proposers.vocabulary import clashes
 from cachecraft.evolution.proposers.writing import write_form
@@ -48,18 +49,20 @@ class MutateProposer:
 
     name = "mutate"
 
-    def __init__(self, interface: Interface, operators: Sequence[str] | None = None) -> None:
+    def __init__(self, interface: Interface, operators: Sequence[str] | None = None, *, evenly: bool = False) -> None:
         """Prepare the grammar.
 
         Args:
             interface: What may be edited.
             operators: Names of the operators to use; None for all that the interface allows. ``("fresh",)`` samples
                 the grammar at random and learns nothing.
+            evenly: Draw parents evenly from the elites.
 
         Raises:
             UnknownNameError: The interface allows no such operator.
         """
         self.interface = interface
+        self._evenly = evenly
         self._grammar = Grammar(interface)
         allowed = operators_of(interface)
         for name in operators or ():
@@ -73,18 +76,23 @@ class MutateProposer:
         found: list[Proposal] = []
         known: set[str] = set()
         for slot in range(count):
-            island = slot % population.settings.islands
-            draw = random.Random(f"{self.name} {population.settings.seed} {population.generation} {slot}")
-            for _ in range(TRIES):
-                proposal = self._try(draw, population, island)
-                if proposal is None:
-                    continue
-                program = program_id(proposal.source)
-                if program not in known and population.knows(program) is None:
-                    known.add(program)
-                    found.append(proposal)
-                    break
+            proposal = self.propose(population, slot, known)
+            found += [proposal] if proposal is not None else []
         return found
+
+    def propose(self, population: Population, slot: int, known: set[str]) -> Proposal | None:
+        """The proposal for one slot; its canonical program is added to those that the batch knows."""
+        island = slot % population.settings.islands
+        draw = random.Random(f"{self.name} {population.settings.seed} {population.generation} {slot}")
+        for _ in range(TRIES):
+            proposal = self._try(draw, population, island)
+            if proposal is None:
+                continue
+            program = program_id(proposal.source)
+            if program not in known and population.knows(program) is None:
+                known.add(program)
+                return proposal
+        return None
 
     def tell(self, candidate: Candidate) -> None:
         """Learn whether an operator brought an improvement; a candidate without a fitness brought none."""
@@ -97,7 +105,7 @@ class MutateProposer:
 
     def _try(self, draw: random.Random, population: Population, island: int) -> Proposal | None:
         operator = self._bandit.choose(draw, tuple(self._operators))
-        parent = population.archive.pick(draw, island)
+        parent = population.archive.pick(draw, island, evenly=self._evenly)
         if parent is None:
             return self._unparented(draw)
         made = self._made(draw, population, island, operator, parent)
@@ -154,6 +162,19 @@ class MutateProposer:
         except PolicyLoadError:
             return False
         return child != parent and not check_edit(parent, child, self.interface)
+
+
+def start_proposals(start: Sequence[tuple[str, str]]) -> list[Proposal]:
+    """What a run begins with when it is told: these programs, by name and source."""
+    builtin = set(builtin_policies())
+    notes = {name: f"Built-in policy {name}" if name in builtin else f"Given policy {name}" for name, _ in start}
+    return [Proposal(source, (), "seed", notes[name], "seed") for name, source in start]
+
+
+def mutations(conduct: Conduct) -> MutateProposer:
+    """The proposer for a conduct: without changes of numbers alone where those are left out and others are left."""
+    names = [name for name in operators_of(conduct.interface) if name != NUMBERS or not conduct.structure]
+    return MutateProposer(conduct.interface, names or None, evenly=conduct.evenly)
 
 
 def seed_proposals(interface: Interface, seed: int, grammar_programs: int = 12) -> list[Proposal]:

@@ -7,10 +7,45 @@ only, so that the run is the same whatever the number of workers.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
+from cachecraft.evolution.interface import Interface
 from cachecraft.evolution.population import Population
 from cachecraft.evolution.records import Candidate, Proposal
+
+
+@dataclass(frozen=True)
+class Conduct:
+    """How a search goes about it for the time being; diagnosis may change it from batch to batch.
+
+    Attributes:
+        interface: What may be edited.
+        again: Elites scored again on fresh items in each batch.
+        gate: Whether the quick stage may stop anybody.
+        evenly: Whether parents are drawn evenly from the elites, so that no line of descent rules.
+        structure: Whether changes of numbers alone are left out.
+        warnings: What was seen and rejected, told to proposers that can read.
+    """
+
+    interface: Interface
+    again: int = 2
+    gate: bool = True
+    evenly: bool = False
+    structure: bool = False
+    warnings: tuple[str, ...] = ()
+
+    def changed(self, change: Mapping[str, Any]) -> Conduct:
+        """With some of it changed: plain types, of ``level``, ``features`` or this class's own names."""
+        interface = self.interface.to_dict() | {key: change[key] for key in ("level", "features") if key in change}
+        own = {key: value for key, value in change.items() if key not in ("level", "features", "warnings")}
+        warnings = tuple(dict.fromkeys((*self.warnings, *change.get("warnings", ()))))
+        return replace(self, **own, warnings=warnings, interface=Interface.from_dict(interface))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types."""
+        return asdict(self) | {"interface": self.interface.to_dict(), "warnings": list(self.warnings)}
 
 
 class Proposer(Protocol):

@@ -6,10 +6,11 @@ many as fit. The data are the user's; this file holds none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from random import Random
+from typing import ClassVar
 
 from cachecraft.chat import Tokenizer, frame
 from cachecraft.errors import TaskError
@@ -19,7 +20,7 @@ from cachecraft.tasks.prompt import render
 from cachecraft.tasks.question_files import FORMS, Form
 from cachecraft.tasks.questions import Question, QuestionSet, QuestionSplit
 from cachecraft.tasks.sources import Sources
-from cachecraft.tasks.task import Item, Segment, check_request, item_seed, split_number
+from cachecraft.tasks.task import BOTH_REGIMES, Item, Segment, Usable, check_request, item_seed, split_number
 
 _INSTRUCTION = (
     "Answer the question based on the given documents. Only give me the answer and do not output any other words."
@@ -45,6 +46,7 @@ class QaTask:
     form: Form
     sources: Sources = field(default_factory=Sources)
     max_new_tokens: int = 32
+    regimes: ClassVar[tuple[str, ...]] = BOTH_REGIMES
 
     @property
     def missing(self) -> str:
@@ -67,20 +69,7 @@ class QaTask:
         """
         check_request(index, split, length)
         data = self._data()
-        blank = Item(
-            task=self.name,
-            index=index,
-            split=split,
-            length=length,
-            seed=seed,
-            context="",
-            question="",
-            answer_prefix=_ANSWER_PREFIX,
-            references=(),
-            max_new_tokens=self.max_new_tokens,
-            source=data.sha256,
-            alternatives=True,
-        )
+        blank = self._blank(index, split, length, seed)
         question = _question(data, blank, tokenizer)
         rng = Random(item_seed(seed, split, self.name, length, index))
         pool = _pool(rng, question, data.splits[split_number(split)])
@@ -97,9 +86,32 @@ class QaTask:
 
         return fit_item(draft, tokenizer, least=len(question.gold), most=len(pool), between=between)
 
+    def usable(self, most: int, *, split: str, length: int, seed: int, tokenizer: Tokenizer) -> Usable:
+        """How many questions there are whose own documents fit the length."""
+        check_request(0, split, length)
+        fitting = _fitting(self._data(), self._blank(0, split, length, seed), tokenizer)
+        return Usable(len(list(islice(fitting, most))))
+
     def score(self, answer: str, item: Item) -> float:
         """1 if the answer holds any of the aliases."""
         return string_match_part(answer, item.references)
+
+    def _blank(self, index: int, split: str, length: int, seed: int) -> Item:
+        """An item that asks nothing yet."""
+        return Item(
+            task=self.name,
+            index=index,
+            split=split,
+            length=length,
+            seed=seed,
+            context="",
+            question="",
+            answer_prefix=_ANSWER_PREFIX,
+            references=(),
+            max_new_tokens=self.max_new_tokens,
+            source=self._data().sha256,
+            alternatives=True,
+        )
 
     def _data(self) -> QuestionSet:
         data = self.sources.squad if self.form == "squad" else self.sources.hotpot
@@ -108,17 +120,26 @@ class QaTask:
         return data
 
 
-def _question(data: QuestionSet, blank: Item, tokenizer: Tokenizer) -> Question:
-    """The question of the item's number among those of its split that fit its length."""
-    around = frame(tokenizer)
+def _ordered(data: QuestionSet, blank: Item) -> list[Question]:
+    """The questions of a split, in the order that the base seed gives them."""
     ordered = list(data.splits[split_number(blank.split)].questions)
     Random(item_seed(blank.seed, blank.split, blank.task, 0, 0)).shuffle(ordered)
-    fitting = (
-        question
-        for question in ordered
-        if len(render(tokenizer, _asking(blank, data, question, question.gold), around).ids) + blank.max_new_tokens
-        <= blank.length
-    )
+    return ordered
+
+
+def _fitting(data: QuestionSet, blank: Item, tokenizer: Tokenizer) -> Iterator[Question]:
+    """Those of a split's questions, in order, whose own documents fit the length."""
+    around = frame(tokenizer)
+    for question in _ordered(data, blank):
+        least = render(tokenizer, _asking(blank, data, question, question.gold), around)
+        if len(least.ids) + blank.max_new_tokens <= blank.length:
+            yield question
+
+
+def _question(data: QuestionSet, blank: Item, tokenizer: Tokenizer) -> Question:
+    """The question of the item's number among those of its split that fit its length."""
+    fitting = _fitting(data, blank, tokenizer)
+    ordered = _ordered(data, blank)
     held = len(list(islice(fitting, blank.index)))
     if not ordered:
         raise TaskError(

@@ -1,0 +1,32 @@
+"""The searches that `craft` comes from: seeds and settings, to run again or to change.
+
+python examples/discover_craft.py [first|second] [minutes] [run] [threads]
+
+The first search is of ratios 0.75 and 0.88; the second has another
+seed and asks for harsher eviction as well. No item of the test split is read.
+"""
+
+import sys
+
+import cachecraft
+
+TASKS = tuple(f"ruler:niah_{name}" for name in ("single_1", "single_2", "single_3", "multikey_1", "multivalue"))
+SEARCHES = {
+    "first": cachecraft.DiscoverySettings(TASKS, ratios=(0.75, 0.88), length=1024, seed=1, items=3),
+    "second": cachecraft.DiscoverySettings(TASKS, ratios=(0.75, 0.88, 0.95), length=1024, seed=2, items=3),
+}
+
+
+def main(which: str = "first", minutes: str = "60", run: str = "", threads: str = "2", model: str = "smollm2") -> None:
+    found = cachecraft.discover(
+        [cachecraft.load_model(model, threads=int(threads))],
+        settings=SEARCHES[which],
+        budget=cachecraft.SearchBudget(seconds=60 * float(minutes)),
+        run=run or f"runs/craft-{which}",
+        test_samples=0,
+    )
+    print(f"{found.files[0]} recovers {found.best.fitness.mean:.3f}; the best known policy was {found.baseline}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

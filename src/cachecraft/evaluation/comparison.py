@@ -1,0 +1,225 @@
+"""Compares the rows of one or more runs pair by pair on the same items, corrected for how many pairs there are.
+
+It reads runs and prints nothing; `cachecraft.reporting.comparison` puts the outcome into words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from cachecraft.errors import CacheCraftError, RunError, UnknownNameError
+from cachecraft.evaluation.statistics import (
+    Estimate,
+    NonInferiority,
+    TaskScores,
+    benjamini_hochberg,
+    holm,
+    macro_difference,
+    macro_mean,
+    non_inferior,
+)
+from cachecraft.evaluation.store import Result, read_run
+
+FULL, FULL_BUDGET = "full", "0"
+SURE = 0.05  # adjusted p below which a difference counts as shown
+CORRECTIONS = {"holm": holm, "bh": benjamini_hochberg}
+_SAME = ("model", "revision", "dtype", "regime", "split")  # in which runs must agree to be compared
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Scores of the rows of some runs under one scoring.
+
+    Attributes:
+        settings: What the runs agree in.
+        scores: For each row and budget the scores by task and item; a task at several lengths counts as several.
+        clusters: Item id to the document that it shares with others.
+        references: Rows that are reference lines.
+    """
+
+    settings: Mapping[str, Any]
+    scores: Mapping[str, Mapping[str, TaskScores]]
+    clusters: Mapping[str, str]
+    references: frozenset[str]
+
+    def at(self, row: str, budget: str) -> TaskScores | None:
+        """A row's scores at a budget; the full cache's whatever the budget is."""
+        return self.scores[row].get(FULL_BUDGET if row == FULL else budget)
+
+    @property
+    def budgets(self) -> tuple[str, ...]:
+        """Every budget but the full cache's, ratios ascending, then numbers of entries descending."""
+        held = {budget for row, by_budget in self.scores.items() if row != FULL for budget in by_budget}
+        return tuple(sorted(held, key=lambda b: (1, -float(b[5:])) if b.startswith("keep ") else (0, float(b))))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two rows at one budget.
+
+    Attributes:
+        a, b: The rows.
+        budget: At which they were compared.
+        difference: a minus b, with the interval and p of this comparison alone.
+        p: Adjusted for all comparisons made.
+    """
+
+    a: str
+    b: str
+    budget: str
+    difference: Estimate
+    p: float
+
+    @property
+    def shown(self) -> bool:
+        """Whether one is better: the adjusted p is small and the interval is on one side of 0."""
+        return self.p < SURE and (self.difference.low > 0 or self.difference.high < 0)
+
+
+def read_cells(folders: Sequence[Path], scoring: str = "") -> tuple[Cells, str]:
+    """Bring the results of runs together.
+
+    Args:
+        folders: Run folders; a row name that stands for different programs in them gets its folder's name added.
+        scoring: Which of their scorings; "" for the first of the first run.
+
+    Returns:
+        The cells, and the scoring.
+
+    Raises:
+        RunError: A folder is no run, runs are of different models or regimes, or hold nothing of the scoring.
+    """
+    settings: dict[str, Any] = {}
+    held: list[tuple[str, Result, str]] = []
+    for folder in folders:
+        store = read_run(folder)
+        results, texts, own = store.results(), store.item_texts(), store.settings
+        store.close()
+        settings = settings or own
+        for name in _SAME:
+            if own.get(name) != settings.get(name):
+                raise RunError(
+                    f"{folders[0]} was measured with {name} {settings.get(name)!r} and {folder} with "
+                    f"{own.get(name)!r}: only runs that agree in it can be compared."
+                )
+        scoring = scoring or own["scoring"][0]
+        lengths = own["length"]
+        held.extend(
+            (folder.name, each, str(texts.get(each.item, {}).get("length", lengths[0])))
+            for each in results
+            if each.scoring == scoring and each.value is not None
+        )
+    if not held:
+        raise RunError(f"{', '.join(map(str, folders))} hold no results under scoring {scoring!r}.")
+    return _cells(settings, held), scoring
+
+
+def _cells(settings: dict[str, Any], held: Sequence[tuple[str, Result, str]]) -> Cells:
+    programs: dict[str, set[str]] = {}
+    for _, each, _ in held:
+        programs.setdefault(each.label, set()).add(each.policy)
+    ambiguous = {label for label, ids in programs.items() if len(ids) > 1 and label != "random"}
+    several = len({length for _, _, length in held}) > 1
+    values: dict[str, dict[str, dict[str, dict[str, list[float]]]]] = {}
+    for folder, each, length in held:
+        row = f"{each.label} ({folder})" if each.label in ambiguous else each.label
+        task = f"{each.task} at {length}" if several else each.task
+        by_item = values.setdefault(row, {}).setdefault(each.budget, {}).setdefault(task, {})
+        assert each.value is not None
+        by_item.setdefault(each.item, []).append(each.value)
+    scores = {
+        row: {
+            budget: {task: {item: sum(v) / len(v) for item, v in items.items()} for task, items in by_task.items()}
+            for budget, by_task in by_budget.items()
+        }
+        for row, by_budget in values.items()
+    }
+    clusters = {each.item: each.cluster for _, each, _ in held}
+    return Cells(settings, scores, clusters, frozenset(each.label for _, each, _ in held if each.reference))
+
+
+def pairs_of(cells: Cells, against: str = "") -> list[tuple[str, str]]:
+    """The rows to compare: all pairs of policies, or all others with one row.
+
+    Raises:
+        UnknownNameError: There is no row called `against`.
+        RunError: There is only one row.
+    """
+    policies = [row for row in cells.scores if row not in cells.references]
+    if against:
+        if against not in cells.scores:
+            raise UnknownNameError("row of these runs", against, cells.scores)
+        pairs = [(row, against) for row in policies if row != against]
+    else:
+        pairs = list(combinations(policies, 2))
+    if not pairs:
+        raise RunError("There are no two policies to compare; measure another one, or name a row with --against.")
+    return pairs
+
+
+def compare(
+    cells: Cells, pairs: Sequence[tuple[str, str]], *, correction: str = "holm", seed: int = 0
+) -> list[Compared]:
+    """Compare pairs at every budget at which both were measured on common items.
+
+    The difference is the macro mean over tasks, its interval a stratified paired bootstrap, its p a paired permutation
+    test; p is adjusted for all of them together.
+
+    Raises:
+        CacheCraftError: There is no such correction.
+        RunError: No pair has an item in common.
+    """
+    if correction not in CORRECTIONS:
+        raise CacheCraftError(f"There is no correction {correction!r}; choose {' or '.join(CORRECTIONS)}.")
+    found = []
+    for budget in cells.budgets:
+        for a, b in pairs:
+            if (both := common(cells.at(a, budget), cells.at(b, budget))) is not None:
+                difference = macro_difference(*both, cells.clusters, seed=seed)
+                found.append(Compared(a, b, budget, difference, difference.p if difference.p is not None else 1.0))
+    if not found:
+        raise RunError("No two of these rows were measured on the same items at the same budget.")
+    adjusted = CORRECTIONS[correction]([each.p for each in found])
+    return [replace(each, p=p) for each, p in zip(found, adjusted, strict=True)]
+
+
+def near_full(cells: Cells, margin: float, *, seed: int = 0) -> list[tuple[str, str, NonInferiority]]:
+    """For each policy and budget, whether it is shown to lose less than a margin to the full cache.
+
+    The error of 5 % is shared among all of these questions (Bonferroni).
+
+    Args:
+        cells: Of the runs.
+        margin: In the unit of the scores, above 0.
+        seed: Of the bootstrap.
+    """
+    asked = []
+    for budget in cells.budgets:
+        for row in cells.scores:
+            if FULL in cells.scores and row not in cells.references:
+                both = common(cells.at(row, budget), cells.at(FULL, budget))
+                if both is not None:
+                    asked.append((row, budget, both))
+    return [
+        (row, budget, non_inferior(*both, margin, cells.clusters, alpha=SURE / len(asked), seed=seed))
+        for row, budget, both in asked
+    ]
+
+
+def means(cells: Cells) -> dict[str, dict[str, Estimate]]:
+    """Each row's macro mean at each budget, over the items that it was measured on."""
+    return {row: {budget: macro_mean(scores) for budget, scores in own.items()} for row, own in cells.scores.items()}
+
+
+def common(a: TaskScores | None, b: TaskScores | None) -> tuple[TaskScores, TaskScores] | None:
+    """Both sides' scores on the items that both have; None if there are none."""
+    if a is None or b is None:
+        return None
+    both = {task: a[task].keys() & b[task].keys() for task in a if task in b}
+    left = {task: {item: a[task][item] for item in items} for task, items in both.items() if items}
+    right = {task: {item: b[task][item] for item in items} for task, items in both.items() if items}
+    return (left, right) if left else None

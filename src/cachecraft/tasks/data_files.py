@@ -1,0 +1,311 @@
+"""Reads the data that a user names: JSON and JSON lines, plain, gzipped or zipped, folders of them, hub data sets.
+
+A file's form is known by its first entry; what a form's fields mean is the business of the tasks that read it. Says
+in one sentence what in a file is wrong: which file, which entry or line, which field.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+
+from cachecraft.errors import TaskError
+from cachecraft.tasks.choice_files import read_pairs
+
+Form = Literal[
+    "squad",
+    "hotpot",
+    "longbench",
+    "longbench_v2",
+    "mini_longbench",
+    "gsm8k",
+    "math",
+    "kv_retrieval",
+    "longeval",
+    "line_completion",
+]
+FORMS: Mapping[Form, str] = {
+    "squad": "SQuAD",
+    "hotpot": "HotpotQA",
+    "longbench": "LongBench",
+    "longbench_v2": "LongBench v2",
+    "mini_longbench": "MiniLongBench",
+    "gsm8k": "GSM8K",
+    "math": "MATH",
+    "kv_retrieval": "key-value retrieval",
+    "longeval": "LongEval",
+    "line_completion": "CodeXGLUE",
+}
+HUB = "hub"  # named instead of a file
+ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".zip")
+
+Text = Annotated[str, StringConstraints(min_length=1)]
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class Entry(BaseModel):
+    """Part of a published file; fields that no task needs are passed over, unlike in files of our own."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """What a file, or a file within a zip file, or a data set holds.
+
+    Attributes:
+        name: As shown in messages.
+        form: Of its entries.
+        content: A list of entries, or the one object that the file is.
+        lines: Whether entries are lines, so that messages count from line 1.
+    """
+
+    name: str
+    form: Form
+    content: Any
+    lines: bool = False
+
+    @property
+    def stem(self) -> str:
+        """The name without folders and endings: LongBench's files carry their task in it."""
+        return Path(self.name).name.split(".")[0]
+
+    def entries(self) -> Iterator[tuple[str, Any]]:
+        """Each entry with its place as messages give it: ``line 3, ``, ``[2]`` or ``["2"]``."""
+        if isinstance(self.content, dict):
+            yield from ((f'["{key}"]', entry) for key, entry in self.content.items())
+        else:
+            yield from ((place(number, self.lines), entry) for number, entry in enumerate(self.content))
+
+
+def place(number: int, lines: bool) -> str:
+    """Where an entry stands, as messages say it."""
+    return f"line {number + 1}, " if lines else f"[{number}]"
+
+
+def read_data(names: Sequence[str]) -> tuple[DataFile, ...]:
+    """Read what the user named: files, the files in folders that have a known form, and hub data sets.
+
+    Args:
+        names: Paths, and ``hub:REPOSITORY[:CONFIGURATION[:SPLIT]]`` (a folder in a hub data set's form will do as a
+            repository); a plain `HUB` is passed over.
+
+    Raises:
+        TaskError: A file cannot be read, is empty or has another form, or a folder holds none that has a known one.
+    """
+    found: dict[str, DataFile] = {}
+    for name in names:
+        if name == HUB:
+            continue
+        if name.startswith(f"{HUB}:"):
+            found[name] = _hub(name)
+            continue
+        path = Path(name)
+        inside = [each for file in _files(path) for each in _read(file, folder=path.is_dir())]
+        if path.is_dir():
+            inside += [DataFile(str(path), "longbench_v2", pairs)] if (pairs := read_pairs(path)) else []
+            if not inside:
+                raise TaskError(f"The folder {path} holds no data in a known form ({', '.join(FORMS.values())}).")
+        found.update((each.name, each) for each in inside)
+    return tuple(found.values())
+
+
+def hub_rows(repository: str, config: str | None, split: str) -> list[Any]:
+    """The rows of a data set of the Hugging Face hub, or of a folder in its form.
+
+    Raises:
+        TaskError: The package `datasets` is not installed, or the data set cannot be loaded.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise TaskError(
+            "--data hub needs the package `datasets`: pip install 'cachecraft-kv[datasets]', or give files instead."
+        ) from None
+    try:
+        return list(datasets.load_dataset(repository, config, split=split))
+    except (OSError, ValueError, RuntimeError) as error:  # not found and no connection are kinds of OSError
+        reason = " ".join(str(error).split())
+        raise TaskError(
+            f"The data set {repository} could not be loaded ({reason}); download its file and name it with --data."
+        ) from error
+
+
+def checked(model: type[_Model], content: Any, name: str, where: str = "") -> _Model:
+    """An entry of a form.
+
+    Args:
+        model: The form.
+        content: The entry.
+        name: Of the file.
+        where: Its place, as `DataFile.entries` gives it.
+
+    Raises:
+        TaskError: A field is missing or has another type; the sentence says which.
+    """
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+        said = {"missing": "is missing", "model_type": "should be an object with fields"}
+        what = said.get(first["type"], first["msg"].removeprefix("Input "))
+        raise wrong(name, where, steps, what) from error
+
+
+def wrong(name: str, where: str, field: str, what: str) -> TaskError:
+    """The error of an entry that is not as its form has it."""
+    field = field if where.startswith("[") else field.removeprefix(".")
+    seen = f"{where}{field}".removesuffix(", ") or "the whole"
+    return TaskError(f"The data in {name} has another form than expected: {seen} {what}; mend or leave it out.")
+
+
+def json_lines(text: str, name: str) -> list[Any]:
+    """The values of a text of JSON lines.
+
+    Raises:
+        TaskError: A line is no JSON.
+    """
+    rows = []
+    for line, part in enumerate(text.rstrip().split("\n"), start=1):
+        try:
+            rows.append(json.loads(part))
+        except json.JSONDecodeError as error:
+            raise _no_json(name, line, error) from error
+    return rows
+
+
+def read_text(path: Path) -> str:
+    """A file's text, unpacked if its name ends in ``.gz``.
+
+    Raises:
+        TaskError: It cannot be read, is not UTF-8 or is empty.
+    """
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TaskError(f"The data file {path} cannot be read ({reason}); check its path.") from error
+    return _decoded(raw, str(path))
+
+
+def _decoded(raw: bytes, name: str) -> str:
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TaskError(f"The data file {name} is not UTF-8 text (byte {error.start}); convert it first.") from error
+    if not text.strip():
+        raise TaskError(f"The data file {name} is empty; give another file.")
+    return text
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    return sorted(each for each in path.rglob("*") if each.name.endswith(ENDINGS) and each.is_file())
+
+
+def _read(path: Path, *, folder: bool) -> Iterator[DataFile]:
+    for name, text in _texts(path):
+        content, lines = _parsed(name, text)
+        form = form_of(content)
+        if form is not None:
+            yield DataFile(name, form, content, lines)
+        elif not folder and path.suffix != ".zip":
+            raise TaskError(
+                f"{name} has none of the known forms ({', '.join(FORMS.values())}): {_seen(content)}; "
+                "give another file."
+            )
+
+
+def _texts(path: Path) -> Iterator[tuple[str, str]]:
+    if path.suffix != ".zip":
+        yield str(path), read_text(path)
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.namelist():
+                if member.endswith((".json", ".jsonl")):
+                    yield f"{path}/{member}", _decoded(archive.read(member), f"{path}/{member}")
+    except (OSError, zipfile.BadZipFile) as error:
+        raise TaskError(f"The data file {path} cannot be read ({error}); check it.") from error
+
+
+def _parsed(name: str, text: str) -> tuple[Any, bool]:
+    """The content, and whether it is lines: some published .json files are."""
+    if name.removesuffix(".gz").endswith(".jsonl"):
+        return json_lines(text, name), True
+    try:
+        return json.loads(text), False
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data" and text[: error.pos].count("\n") == 1:
+            return json_lines(text, name), True
+        raise _no_json(name, 1, error) from error
+
+
+def _no_json(name: str, line: int, error: json.JSONDecodeError) -> TaskError:
+    at = f"line {line + error.lineno - 1}, column {error.colno}"
+    return TaskError(f"The data file {name} is not JSON: {at}: {error.msg}.")
+
+
+def _hub(name: str) -> DataFile:
+    repository, config, split = [*name.split(":")[1:], "", ""][:3]
+    rows = hub_rows(repository, config or None, split or "test")
+    form = form_of(rows)
+    if form is None:
+        raise TaskError(f"{name} has none of the known forms ({', '.join(FORMS.values())}): {_seen(rows)}.")
+    return DataFile(name, form, rows)
+
+
+# What the first entry of each form has; the first that fits counts.
+_MARKS: Sequence[tuple[Form, frozenset[str]]] = (
+    ("longbench_v2", frozenset({"context", "question", "choice_A"})),
+    ("longbench", frozenset({"context", "input", "answers"})),
+    ("kv_retrieval", frozenset({"ordered_kv_records", "key"})),
+    ("longeval", frozenset({"prompt", "expected_number"})),
+    ("line_completion", frozenset({"input", "gt"})),
+    ("math", frozenset({"problem", "solution"})),
+)
+
+
+def form_of(content: Any) -> Form | None:
+    """Known by its first entry alone, so that an entry that is wrong further on is named and not passed over."""
+    if isinstance(content, dict):
+        first = next(iter(content.values()), None)
+        if isinstance(first, dict) and "origin_prompt" in first:
+            return "mini_longbench"
+        return "squad" if "data" in content else None
+    first = content[0] if isinstance(content, list) and content else None
+    if not isinstance(first, dict) or "metric" in first:  # a file of tasks of one's own
+        return None
+    for form, fields in _MARKS:
+        if fields <= first.keys():
+            return form
+    if "question" in first and "context" in first:
+        return "squad" if isinstance(first["context"], str) else "hotpot"
+    return "gsm8k" if "question" in first and "####" in str(first.get("answer")) else None
+
+
+def _seen(content: Any) -> str:
+    if isinstance(content, list):
+        return f"its first entry {_fields(content[0])}" if content else "it is empty"
+    return f"it {_fields(content)}"
+
+
+def _fields(entry: Any) -> str:
+    if not isinstance(entry, dict):
+        return f"is {type(entry).__name__}, not an object with fields"
+    if {"context", "question", "metric"} & entry.keys():
+        return f"has the fields {_named(entry)} (a file of tasks of your own is named with --tasks)"
+    return f"has the fields {_named(entry)}"
+
+
+def _named(entry: Iterable[str]) -> str:
+    return ", ".join(map(repr, list(entry)[:8])) or "none"

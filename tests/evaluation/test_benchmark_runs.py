@@ -1,0 +1,87 @@
+"""Runs over benchmark items on a tiny random model: sweeps over lengths, limits, what is left out, regimes, maps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import build_model, build_tokenizer
+from tests.tasks.benchmark_data import write_benchmarks
+
+from cachecraft.api import Evaluation, open_evaluation
+from cachecraft.errors import CacheCraftError, TaskError
+from cachecraft.evaluation.cells import Budget
+from cachecraft.evaluation.grid import evaluate
+from cachecraft.evaluation.selections import Subject
+from cachecraft.evaluation.settings import Progress, Settings
+from cachecraft.reporting.tables import notes
+from cachecraft.runtime.structure import ModelStructure
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    return Subject(ModelStructure.of(build_model("llama")), build_tokenizer(), "tiny", "r0", "float32")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_benchmarks(tmp_path_factory.mktemp("benchmarks") / "data")
+
+
+def measured(subject: Subject, run: Path, **changes: Any) -> Evaluation:
+    given: dict[str, Any] = {"policies": ("knorm",), "budgets": (Budget(ratio=0.5),), "references": ("full",)}
+    given |= {"scoring": ("likelihood",), "samples": 1}
+    evaluate(subject, Settings(**(given | changes)), run)[0].close()
+    return open_evaluation(run)
+
+
+def test_a_sweep_is_one_run_with_a_table_for_each_length_and_may_grow(subject: Subject, tmp_path: Path) -> None:
+    tasks = ("needle:0", "needle:100")
+    first = measured(subject, tmp_path / "run", tasks=tasks, length=600, scoring=("answer",))
+    assert first.lengths == (600,)
+    both = measured(subject, tmp_path / "run", tasks=tasks, length=(600, 700), scoring=("answer",))
+    assert both.lengths == (600, 700) and both.settings["length"] == [600, 700]
+    assert [summary.length for summary in both.summaries()] == [600, 700]
+    assert len(both.results) == 2 * 2 * 2
+    written = {path.name for path in both.export()}
+    assert {"needle.csv", "needle_0.5.png", "needle_0.5.svg", "score_answer.png"} <= written
+    rows = (tmp_path / "run" / "needle.csv").read_text().splitlines()
+    assert len(rows) == 1 + 2 * 2 * 2 and rows[0].startswith("policy,budget,depth,length,items,found,rouge1_recall")
+
+
+def test_limit_takes_what_there_is_and_skip_long_says_what_it_left_out(
+    subject: Subject, tmp_path: Path, folder: Path
+) -> None:
+    asked: dict[str, Any] = {"tasks": ("kv_retrieval", "longeval"), "data": (str(folder),), "split": "all", "limit": 9}
+    found = measured(subject, tmp_path / "run", length=600, **asked)
+    assert found.summary().items == {"kv_retrieval": 3, "longeval": 3}
+    cut = measured(subject, tmp_path / "cut", tasks=("longbench:qasper",), data=(str(folder),), length=1250, limit=2)
+    assert any("Cut to that length: longbench:qasper 2 items" in line for line in notes(cut.summary(), cut.settings))
+    with pytest.raises(TaskError, match=r"holds no item .* fits 150 tokens \(3 longer ones are left out\)"):
+        measured(subject, tmp_path / "none", length=150, skip_long=True, **asked)
+    with pytest.raises(TaskError, match="holds 3 items for split all"):
+        measured(subject, tmp_path / "few", length=600, **(asked | {"limit": None, "samples": 9}))
+
+
+def test_a_rendered_prompt_is_refused_in_the_agnostic_regime(subject: Subject, tmp_path: Path, folder: Path) -> None:
+    asked: dict[str, Any] = {"tasks": ("mini_longbench:hotpotqa",), "data": (str(folder),), "length": 900}
+    with pytest.raises(TaskError, match=r"do not say what is context and what is question.* ask for --regime aware"):
+        measured(subject, tmp_path / "run", **asked)
+    assert not (tmp_path / "run").exists()
+    assert measured(subject, tmp_path / "run", regime="aware", **asked).results
+
+
+def test_a_run_over_a_benchmark_goes_on_where_it_stopped(subject: Subject, tmp_path: Path, folder: Path) -> None:
+    asked: dict[str, Any] = {"tasks": ("longeval",), "data": (str(folder),), "split": "all", "length": 600, "limit": 3}
+    measured(subject, tmp_path / "run", **asked)
+    seen: list[Progress] = []
+    settings = Settings(("knorm",), (Budget(ratio=0.5),), scoring=("likelihood",), references=("full",), **asked)
+    evaluate(subject, settings, tmp_path / "run", progress=seen.append)[0].close()
+    assert [each.cells for each in seen] == [0, 0, 0] and seen[-1].total == 3
+
+
+@pytest.mark.parametrize("wrong", [{"length": ()}, {"length": (512, 0)}, {"limit": 0}])
+def test_lengths_and_limits_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(CacheCraftError):
+        Settings(("knorm",), (Budget(ratio=0.5),), ("needle",), **wrong)

@@ -1,0 +1,194 @@
+"""A whole search with a language model in it, on a tiny random model; its replay; and what the command line refuses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openai")
+
+from tests.conftest import build_model, build_tokenizer
+from tests.evolution.llm.runs import seeded
+from tests.evolution.llm.standin import Act, standing_in
+from typer.testing import CliRunner
+
+from cachecraft import cli, discovery
+from cachecraft.cli import app
+from cachecraft.errors import CacheCraftError
+from cachecraft.evaluation.selections import Subject
+from cachecraft.evaluation.store import open_run
+from cachecraft.evolution import arena, loop
+from cachecraft.evolution.llm.calls import Calls
+from cachecraft.evolution.llm.settings import LlmSettings, Price
+from cachecraft.evolution.loop import SearchProgress, search
+from cachecraft.evolution.proposers.assembly import Proposing, proposing
+from cachecraft.evolution.proposers.mutate import seed_proposals
+from cachecraft.evolution.replaying import replayed
+from cachecraft.evolution.settings import DiscoverySettings, SearchBudget
+from cachecraft.reporting.explain import explain_run
+from cachecraft.reporting.search import calls_told
+from cachecraft.runtime.structure import ModelStructure
+from cachecraft.sandbox import Limits, Sandbox
+from cachecraft.sandbox.client import clean_environment
+
+KEY = "sk-very-secret-0123456789"
+SETTINGS = DiscoverySettings(
+    tasks=("ruler:niah_single_1",),
+    ratios=(0.5, 0.75),
+    length=500,
+    items=1,
+    batch=2,
+    again=1,
+    validation=1,
+    level="scorer",
+)
+PROGRAM = """Idea: weigh lengths.
+
+```python
+def score_tokens(f):
+    return f.keys.norm(dim=-1) + 0.{seed} * f.values.norm(dim=-1)
+```"""
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    return Subject(ModelStructure.of(build_model("llama")), build_tokenizer(), "tiny", "r0", "float32")
+
+
+@pytest.fixture(autouse=True)
+def easy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random model can do no task, and most seeds are left out to save time."""
+    monkeypatch.setattr(arena, "ELIGIBLE", -1.0)
+    monkeypatch.setattr(loop, "seed_proposals", lambda *given: seed_proposals(*given)[:2])
+    monkeypatch.setenv("CACHECRAFT_LLM_KEY", KEY)
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Sandbox]:
+    with Sandbox(Limits(seconds=20)) as started:
+        yield started
+
+
+def found(subject: Subject, folder: Path, how: Proposing, budget: SearchBudget) -> list[Any]:
+    record = SETTINGS.record() | {"models": ["tiny"], "dtypes": ["float32"]} | how.record()
+    open_run(folder, record, ("seed",)).close()
+    seen: list[SearchProgress] = []
+    with (
+        proposing(how, folder) as (make, calls),
+        search([subject], SETTINGS, budget, folder, make=make, calls=calls, progress=seen.append) as population,
+    ):
+        assert seen[-1].calls is not None and seen[-1].calls.calls > 0
+        return [(each.source, each.state, each.fitness, each.proposal.cost) for each in population.told()]
+
+
+def test_a_search_asks_a_model_stops_at_its_money_and_is_replayed_without_an_endpoint(
+    subject: Subject, box: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "Sandbox", lambda _: nullcontext(box))
+    folder = tmp_path / "run"
+
+    def act(request: dict[str, Any]) -> Act:
+        return Act(PROGRAM.replace("{seed}", str(request["seed"])), usage=(1000, 1000))
+
+    with standing_in(act) as server:
+        llm = LlmSettings(server.url, ("m",), (Price(0.0, 100.0),), most_money=0.5)
+        first = found(subject, folder, Proposing("llm", llm), SearchBudget(money=0.5))
+        assert len(first) == 2 + 3  # each reply cost $0.10, and one of 2048 tokens more could have passed $0.50
+        assert any(state == "ok" for _, state, *_ in first[2:])
+    before = replayed(folder)
+    assert (before.settings, before.models, before.diagnosis) == (SETTINGS, ("tiny",), True)
+    assert found(subject, tmp_path / "again", Proposing("llm", llm, replay=folder), before.budget) == first
+    story = "\n".join(explain_run(folder))
+    assert "llm m: 3 candidates" in story and "$0.3000" in story
+    for path in folder.rglob("*"):
+        assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
+
+
+class Caught(CacheCraftError):
+    """What the command asked for, instead of doing it."""
+
+
+def test_what_a_replay_leaves_out_is_as_it_was_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    how = Proposing("mix", LlmSettings("http://127.0.0.1:9/v1", ("m",), reply_tokens=77))
+    record = SETTINGS.record() | {"models": ["tiny"], "dtypes": ["float32"], "diagnosis": False} | how.record()
+    open_run(tmp_path, record, ()).close()
+    with seeded(tmp_path):
+        pass
+    asked: dict[str, Any] = {}
+
+    def instead(*models: Any, **given: Any) -> None:
+        asked.update(given, models=models)
+        raise Caught("Caught.")
+
+    monkeypatch.setattr(discovery, "discover", instead)
+    monkeypatch.setattr(cli, "_load", lambda *given: given[:2])
+    command = ["discover", "--replay", str(tmp_path), "--run", str(tmp_path / "again"), "--items", "2"]
+    assert CliRunner().invoke(app, command).exit_code == 2
+    assert asked["settings"] == replace(SETTINGS, items=2)
+    assert asked["models"] == ([("tiny", "float32")],)
+    assert (asked["budget"], asked["diagnosis"]) == (SearchBudget(candidates=1), False)
+    assert asked["proposing_by"] == replace(how, replay=tmp_path)
+
+
+def test_the_key_is_not_handed_to_candidates() -> None:
+    assert KEY not in clean_environment().values()
+    assert not {"CACHECRAFT_LLM_KEY", "OPENAI_API_KEY"} & clean_environment().keys()
+
+
+def test_an_unknown_cost_is_shown_as_unknown(tmp_path: Path) -> None:
+    calls = Calls(tmp_path)
+    assert "cost unknown" in " ".join(calls_told(calls.totals()))
+    calls.close()
+
+
+LLM = ["--proposer", "llm", "--llm-base-url", "http://127.0.0.1:9/v1", "--llm-model", "m"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--proposer", "llm"], "needs an endpoint and a model"),
+        (["--proposer", "lllm"], "did you mean llm"),
+        (["--llm-model", "m"], "asks no language model"),
+        (["--budget", "$5"], "needs a language model"),
+        ([*LLM, "--budget", "$5"], "needs prices"),
+        ([*LLM, "--llm-price", "cheap"], "is no price"),
+        ([*LLM, "--llm-base-url", "somewhere"], "is no address"),
+        ([*LLM, "--prompts", "nowhere"], "no folder nowhere"),
+        ([*LLM, "--replay", "nowhere"], "not a run folder"),
+        ([*LLM, "--llm-tokens", "0"], "mean nothing"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(given: list[str], said: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["discover", "--run", str(tmp_path / "run"), *given])
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
+def test_a_missing_key_package_or_placeholder_is_told_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(*given: str) -> str:
+        result = CliRunner().invoke(app, ["discover", "--run", str(tmp_path / "run"), *LLM, *given])
+        assert result.exit_code == 2
+        return " ".join(result.output.split())
+
+    (tmp_path / "propose.md").write_text("Improve {{ parent }}.")
+    assert "lacks {{ better }}" in said("--prompts", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "openai", None)
+    assert "pip install 'cachecraft-kv[llm]'" in said()
+    monkeypatch.delenv("CACHECRAFT_LLM_KEY")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert "There is no key for the endpoint; set CACHECRAFT_LLM_KEY" in said()
+    assert not (tmp_path / "run").exists()
+
+
+def test_prompts_are_written_by_a_command(tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["prompts", "--write", str(tmp_path / "p")]).exit_code == 0
+    assert (tmp_path / "p" / "propose.md").is_file()
