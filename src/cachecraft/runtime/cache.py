@@ -91,7 +91,8 @@ class CompressedLayer(DynamicLayer):
     def _by_block(self, heads: Tensor) -> tuple[Tensor, ...]:
         """Each block's part of (B * G, …); sorted once, since single picks from many blocks add up."""
         ordered = heads if self._order is None else heads.index_select(0, self._order)
-        return ordered.split([block.keys.shape[0] for block in self._blocks])
+        parts: tuple[Tensor, ...] = ordered.split([block.keys.shape[0] for block in self._blocks])
+        return parts
 
     def reserve(self, new: int) -> None:
         """Make room for `new` more tokens, so that adding them copies nothing else."""
