@@ -1,11 +1,11 @@
 """EvolKV's budgets on held-out items: scorers × targets beside other divisions, and a policy's headline on RULER.
 
-Three parts. `allocations` crosses scorers, allocations and ratios on the eligible RULER tasks, scored by answers. `table`
-searches budgets for each scorer and target on the search split and measures them on the test split beside uniform,
-pyramid, reversed pyramid and adaptive heads at the same bytes, with paired intervals of exp of the mean log-likelihood;
-every cell is printed, those that lose too. `headline` does so for one policy and its ratios over the RULER tasks that are
-eligible (full less random at least 0.2 on validation), and prints what share of the full cache's score is left. All
-keep their runs, so that a repeated call goes on where an interrupted one stopped.
+Three parts. `allocations` crosses scorers, allocations and ratios on the eligible RULER tasks, scored by answers.
+`table` searches budgets for each scorer and target on the search split and measures them on the test split beside
+uniform, pyramid, reversed pyramid and adaptive heads at the same bytes, with paired intervals of exp of the mean
+log-likelihood; every cell is printed, those that lose too. `headline` does so for one policy and its ratios over the
+RULER tasks that are eligible (full less random at least 0.2 on validation), and prints what share of the full cache's
+score is left. All keep their runs, so that a repeated call goes on where an interrupted one stopped.
 """
 
 from __future__ import annotations
