@@ -1,10 +1,11 @@
 """EvolKV's budgets on held-out items: scorers × targets beside other divisions, and a policy's headline on RULER.
 
-Two parts. `table` searches budgets for each scorer and target on the search split and measures them on the test split
-beside uniform, pyramid, reversed pyramid and adaptive heads at the same bytes, with paired intervals of exp of the mean
+Three parts. `allocations` crosses scorers, allocations and ratios on the eligible RULER tasks, scored by answers.
+`table` searches budgets for each scorer and target on the search split and measures them on the test split beside
+uniform, pyramid, reversed pyramid and adaptive heads at the same bytes, with paired intervals of exp of the mean
 log-likelihood; every cell is printed, those that lose too. `headline` does so for one policy and its ratios over the
 RULER tasks that are eligible (full less random at least 0.2 on validation), and prints what share of the full cache's
-score is left. Both keep their runs, so that a repeated call goes on where an interrupted one stopped.
+score is left. All keep their runs, so that a repeated call goes on where an interrupted one stopped.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from cachecraft.evaluation.cells import Budget
 from cachecraft.evaluation.settings import Progress
 from cachecraft.evaluation.statistics import TaskScores, eligible_tasks, macro_difference, macro_mean
 from cachecraft.models import LoadedModel, load
+from cachecraft.reporting.tables import markdown, notes
 from cachecraft.terminal import one_sentence
 
 OTHERS = ("uniform", "pyramid", "reversed_pyramid", "adaptive")
@@ -36,12 +38,12 @@ TABLE_TASKS = "ruler:niah_single_1,ruler:niah_single_2,ruler:niah_multikey_1,rul
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
-    parser.add_argument("--parts", default="table,headline", help="default: %(default)s")
+    parser.add_argument("--parts", default="allocations,table,headline", help="default: %(default)s")
     parser.add_argument("--scorers", default="knorm,keydiff,value_diversity", help="`table` (default: %(default)s)")
     parser.add_argument("--targets", default="64,128", help="`table`: entries per kv head (default: %(default)s)")
     parser.add_argument("--tasks", default=TABLE_TASKS, help="`table` (default: %(default)s)")
     parser.add_argument("--policy", default="value_diversity", help="`headline`: the scorer (default: %(default)s)")
-    parser.add_argument("--ratios", default="0.88,0.95", help="`headline` (default: %(default)s)")
+    parser.add_argument("--ratios", default="0.88,0.95", help="not `table` (default: %(default)s)")
     parser.add_argument("--headline-tasks", default="ruler", help="tasks to choose the eligible from (default: ruler)")
     parser.add_argument("--data", action="append", default=[], help="question files of ruler:qa_1 and qa_2; repeat")
     parser.add_argument("--length", type=int, default=1024, help="tokens of an item (default: %(default)s)")
@@ -150,6 +152,30 @@ def label_of(held: dict[str, TaskScores], path: Path) -> str:
     return next(label for label in held if label.endswith(f"[{path.parent.name}]"))
 
 
+def run_allocations(loaded: LoadedModel, report: BenchReport, options: argparse.Namespace) -> None:
+    ratios = [float(ratio) for ratio in options.ratios.split(",")]
+    tasks = eligible(loaded, report, options, Budget(ratio=ratios[0]))
+    with report.progress() as bar:
+        found = api.evaluate(
+            loaded,
+            policies=options.scorers.split(","),
+            ratios=ratios,
+            tasks=tasks,
+            run=options.runs / "allocations",
+            length=options.length,
+            samples=options.samples,
+            allocations=[*OTHERS, "global"],
+            data=options.data,
+            trust=True,
+            progress=following(bar, "allocations"),
+        )
+    summary = found.summary()
+    report.say(f"\n### Scorers and allocations, {sum(summary.items.values())} test items per cell\n")
+    report.say(markdown(summary))
+    for note in notes(summary, found.settings):
+        report.say(note)
+
+
 def run_table(loaded: LoadedModel, report: BenchReport, options: argparse.Namespace) -> None:
     tasks, made = options.tasks.split(","), []
     for scorer in options.scorers.split(","):
@@ -222,7 +248,7 @@ def run_headline(loaded: LoadedModel, report: BenchReport, options: argparse.Nam
 
 def main() -> None:
     options = parse_options()
-    parts = {"table": run_table, "headline": run_headline}
+    parts = {"allocations": run_allocations, "table": run_table, "headline": run_headline}
     wanted = options.parts.split(",")
     if unknown := set(wanted) - set(parts):
         raise CacheCraftError(f"There is no part {', '.join(sorted(unknown))}; choose among {', '.join(parts)}.")

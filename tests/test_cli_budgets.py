@@ -8,15 +8,17 @@ from typer.testing import CliRunner
 from cachecraft import models
 from cachecraft.cli import app
 from cachecraft.models import LoadedModel
-from tests.conftest import build_model, build_tokenizer
 
-SMALL = ["--length", "700", "--samples", "1", "--tasks", "ruler:niah_single_1", "--iterations", "1", "--held-out", "0"]
+SMALL = ["--length", "360", "--samples", "1", "--tasks", "ruler:niah_single_1", "--iterations", "1", "--held-out", "0"]
+
+
+pytestmark = pytest.mark.usefixtures("brief_answers")
 
 
 @pytest.fixture(autouse=True)
-def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny(monkeypatch: pytest.MonkeyPatch, tiny_llama, tiny_tokenizer) -> None:
     def load(spec: str, **options: object) -> LoadedModel:
-        return LoadedModel(build_model("llama"), build_tokenizer(), spec, "r0", "float32", "cpu")  # type: ignore[arg-type]
+        return LoadedModel(tiny_llama, tiny_tokenizer, spec, "r0", "float32", "cpu")
 
     monkeypatch.setattr(models, "load", load)
     monkeypatch.setenv("COLUMNS", "80")
@@ -37,7 +39,7 @@ def test_a_search_prints_its_table_and_says_how_to_use_what_it_found(tmp_path: P
     assert {"budgets.json", "budgets.png", "budgets.svg", "run.yaml", "run.sqlite"} <= {
         p.name for p in folder.iterdir()
     }
-    again = ["evaluate", "--policy", "keydiff", "--keep", "24", "--length", "700", "--samples", "1"]
+    again = ["evaluate", "--policy", "keydiff", "--keep", "24", "--length", "360", "--samples", "1"]
     again += ["--scoring", "likelihood", "--references", "none", "--run", tmp_path / "run"]
     code, output = run(*again, "--allocation", folder / "budgets.json", "--allocation", "uniform")
     assert code == 0 and "keydiff [b1]" in output and "keydiff [uniform]" in output
@@ -61,7 +63,7 @@ def test_a_search_prints_its_table_and_says_how_to_use_what_it_found(tmp_path: P
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:
-    code, output = run("budgets", "--length", "700", "--run", tmp_path / "no", *arguments)
+    code, output = run("budgets", "--length", "360", "--run", tmp_path / "no", *arguments)
     assert code == 2
     assert sentence in output.replace("\n", " ")
     assert "Traceback" not in output

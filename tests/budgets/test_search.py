@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import build_model, build_tokenizer
 
 from cachecraft import api
 from cachecraft.budgeting import BudgetSearch, search_budgets
@@ -20,8 +19,8 @@ KEEP, LAYERS = 24, 2
 
 
 @pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return LoadedModel(build_model("llama"), build_tokenizer(), "tiny", "r0", "float32", "cpu")  # type: ignore[arg-type]
+def loaded(tiny_llama, tiny_tokenizer, brief_answers) -> LoadedModel:
+    return LoadedModel(tiny_llama, tiny_tokenizer, "tiny", "r0", "float32", "cpu")
 
 
 def search(loaded: LoadedModel, folder: Path, *, asked: dict[str, Any] | None = None, **changes: Any) -> BudgetSearch:
@@ -30,7 +29,7 @@ def search(loaded: LoadedModel, folder: Path, *, asked: dict[str, Any] | None = 
     return search_budgets(
         loaded,
         policy=changes.pop("policy", "keydiff"),
-        asked=SearchTask(budget, **({"length": 700, "samples": 1, "held_out": 1} | (asked or {}))),
+        asked=SearchTask(budget, **({"length": 360, "samples": 1, "held_out": 1} | (asked or {}))),
         settings=EvolKVSettings(**given),
         run=folder,
         **changes,
@@ -88,7 +87,7 @@ def test_the_file_is_an_allocation_with_the_same_bytes(
         loaded,
         policies=["keydiff"],
         keeps=[KEEP],
-        length=700,
+        length=360,
         samples=1,
         run=tmp_path / "run",
         allocations=["uniform", "adaptive", "global", str(whole.path)],
@@ -110,7 +109,6 @@ def test_heads_constants_and_answers_can_be_searched_on(loaded: LoadedModel, tmp
         loaded,
         tmp_path / "b2",
         policy="snapkv:window=8",
-        tasks=["ruler:vt"],
         budget=Budget(ratio=0.9),
         settings={"iterations": 1, "granularity": "head", "with_params": True},
         asked={"held_out": 0, "fitness": "answer"},

@@ -23,6 +23,7 @@ from cachecraft.evaluation.answers import answer_ids
 from cachecraft.evaluation.candidates import Selection
 from cachecraft.evaluation.forced import likelihoods
 from cachecraft.evaluation.measure import split_prompt, until_stop
+from cachecraft.evaluation.plan import require_regime
 from cachecraft.evaluation.selections import Subject
 from cachecraft.evaluation.traces import Trace, TraceStore, layer_features, record
 from cachecraft.policy.allocation import apportion
@@ -102,11 +103,13 @@ class Calibration:
             ranked: Rank each item once for all that follows; not where policies change all the time.
 
         Raises:
-            TaskError: A task has no such items.
+            TaskError: A task has no such items, or its prompts cannot be measured in the regime.
         """
         self._subject, self._asked = subject, asked
         self._traces = TraceStore(folder, memory_bytes=TRACE_BYTES)
         shutil.rmtree(folder, ignore_errors=True)
+        for task in tasks:
+            require_regime(task, asked.regime)
         self._ranked = ranked
         self._ranks: dict[tuple[str, str], list[Tensor] | None] = {}
         count = asked.samples if split == "search" else asked.held_out

@@ -58,11 +58,7 @@ def plan_items(subject: Subject, settings: Settings) -> Plan:
     usable: dict[tuple[str, int], Usable] = {}
     hashes: dict[str, str] = {}
     for task in choice.tasks:
-        if settings.regime not in task.regimes:
-            raise TaskError(
-                f"The prompts of {task.name} do not say what is context and what is question, so that they can only be "
-                f"compressed as a whole; ask for --regime {task.regimes[0]}."
-            )
+        require_regime(task, settings.regime)
         for length in settings.lengths:
             found = _usable(subject, settings, task, length)
             usable[task.name, length] = found
@@ -71,6 +67,15 @@ def plan_items(subject: Subject, settings: Settings) -> Plan:
             if source := _item(subject, settings, task, last, length).source:
                 hashes[task.name] = source
     return Plan(choice, usable, hashes)
+
+
+def require_regime(task: Task, regime: str) -> None:
+    """Refuse a regime that a task's prompts cannot be measured in; TaskError."""
+    if regime not in task.regimes:
+        raise TaskError(
+            f"The prompts of {task.name} do not say what is context and what is question, so that they can only be "
+            f"compressed as a whole; ask for --regime {task.regimes[0]}."
+        )
 
 
 def _usable(subject: Subject, settings: Settings, task: Task, length: int) -> Usable:

@@ -47,10 +47,6 @@ class _Block:
         keys, values = _grown(self.keys[:, used], new), _grown(self.values[:, used], new)
         return _Block(self.heads, keys, values, used.stop - used.start)
 
-    def of(self, heads: Tensor) -> Tensor:
-        """This block's part of (B * G, …)."""
-        return heads if self.heads is None else heads.index_select(0, self.heads)
-
 
 def _grown(used: Tensor, new: int) -> Tensor:
     larger = used.new_empty(used.shape[0], used.shape[1] + new, used.shape[2])
@@ -88,6 +84,15 @@ class CompressedLayer(DynamicLayer):
                 f"{seen} tokens; every head needs at least one entry and at most one for each token."
             )
         self._blocks = _blocks(keys, values, counts)
+        several = [block.heads for block in self._blocks if block.heads is not None]
+        self._order = torch.cat(several) if several else None  # heads as the blocks hold them, one after another
+        self._back = None if self._order is None else self._order.argsort()
+
+    def _by_block(self, heads: Tensor) -> tuple[Tensor, ...]:
+        """Each block's part of (B * G, …); sorted once, since single picks from many blocks add up."""
+        ordered = heads if self._order is None else heads.index_select(0, self._order)
+        parts: tuple[Tensor, ...] = ordered.split([block.keys.shape[0] for block in self._blocks])
+        return parts
 
     def reserve(self, new: int) -> None:
         """Make room for `new` more tokens, so that adding them copies nothing else."""
@@ -101,11 +106,11 @@ class CompressedLayer(DynamicLayer):
         new = key_states.shape[2]
         if any(block.filled + new > block.keys.shape[1] for block in self._blocks):
             self.reserve(max(new, 64))
-        keys, values = key_states.flatten(0, 1), value_states.flatten(0, 1)  # once: it may be a copy
-        for block in self._blocks:
+        parts = self._by_block(key_states.flatten(0, 1)), self._by_block(value_states.flatten(0, 1))
+        for block, keys, values in zip(self._blocks, *parts, strict=True):
             added = slice(block.filled, block.filled + new)
-            block.keys[:, added] = block.of(keys)
-            block.values[:, added] = block.of(values)
+            block.keys[:, added] = keys
+            block.values[:, added] = values
             block.filled += new
         self.seen += new
         return key_states, value_states
@@ -119,23 +124,20 @@ class CompressedLayer(DynamicLayer):
         rows, heads, new, width = query.shape
         # The query heads of a kv head become rows of one matrix, so that no key is repeated for its group.
         folded = query.reshape(rows * self.kv_heads, -1, width)  # (B * G, H/G * N, D)
-        output = folded.new_empty(*folded.shape[:2], self._blocks[0].values.shape[-1])
-        for block in self._blocks:
+        outputs = []
+        for block, own in zip(self._blocks, self._by_block(folded), strict=True):
             used = block.in_use(self.window, new)
             keys, values = block.keys[:, used], block.values[:, used]
             seen = visible(keys.shape[1], new, query.device, window=self.window)
             seen = None if seen is None else seen.repeat(heads // self.kv_heads, 1)
-            own = block.of(folded)
             if softcap is not None:
                 attended, _ = masked_attention(own, keys, values, scale, softcap=softcap, seen=seen)
             else:
                 attended = torch.nn.functional.scaled_dot_product_attention(
                     own.unsqueeze(1), keys.unsqueeze(1), values.unsqueeze(1), attn_mask=seen, scale=scale
                 ).squeeze(1)
-            if block.heads is None:
-                output = attended
-            else:
-                output.index_copy_(0, block.heads, attended)
+            outputs.append(attended)
+        output = outputs[0] if self._back is None else torch.cat(outputs).index_select(0, self._back)
         return output.view(rows, heads, new, -1)
 
     def get_seq_length(self) -> int:
