@@ -14,7 +14,7 @@ from cachecraft.evaluation.settings import Progress, Settings
 from cachecraft.evaluation.store import Result, read_run
 from cachecraft.models import LoadedModel, load
 from cachecraft.reporting.plots import plot_score_against_bytes
-from cachecraft.reporting.summary import FORCED_MATCH, Summary, summarise
+from cachecraft.reporting.summary import Summary, summaries, summarise
 from cachecraft.reporting.tables import as_csv, as_json
 from cachecraft.runtime.structure import ModelStructure
 
@@ -45,21 +45,16 @@ class Evaluation:
 
     def summaries(self, *, against: str = "") -> list[Summary]:
         """A summary for each scoring that the results hold; what a likelihood saw is told as forced match, too."""
-        held = {result.scoring for result in self.results}
-        told: list[str] = []
-        for scoring in self.settings["scoring"]:
-            if scoring in held:
-                told += [scoring, FORCED_MATCH] if scoring == "likelihood" else [scoring]
-        return [self.summary(scoring, against=against) for scoring in told]
+        return summaries(self.results, self.settings, against=against)
 
     def export(self) -> list[Path]:
         """Write table.csv, table.json and, for each scoring, a plot as PNG and SVG into the run's folder."""
-        summaries = self.summaries()
+        told = self.summaries()
         table, numbers = self.folder / "table.csv", self.folder / "table.json"
-        table.write_text(as_csv(summaries))
-        numbers.write_text(as_json(summaries, self.settings))
+        table.write_text(as_csv(told))
+        numbers.write_text(as_json(told, self.settings))
         written = [table, numbers]
-        for summary in summaries:
+        for summary in told:
             plots = [self.folder / f"score_{summary.scoring}.{ending}" for ending in ("png", "svg")]
             title = f"{self.settings['model']}, {self.settings['length']} tokens, query-{self.settings['regime']}"
             plot_score_against_bytes([summary], plots, titles=[title])

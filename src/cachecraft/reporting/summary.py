@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from cachecraft.errors import RunError, UnknownNameError
 from cachecraft.evaluation.statistics import Estimate, TaskScores, macro_difference, macro_mean
@@ -121,6 +122,22 @@ def summarise(
         items[task] = items.get(task, 0) + 1
     left_out = {task: needs for task, needs in (skipped or {}).items() if task not in items}
     return Summary(scoring, tuple(budgets), tuple(rows), items, against, left_out)
+
+
+def summaries(results: Sequence[Result], settings: Mapping[str, Any], *, against: str = "") -> list[Summary]:
+    """A summary for each scoring that results hold; what a likelihood saw is told as forced match, too.
+
+    Args:
+        results: Of one run.
+        settings: The run's; its scorings come first, in their order.
+        against: As in `summarise`.
+    """
+    held = list(dict.fromkeys([*settings.get("scoring", ()), *sorted({result.scoring for result in results})]))
+    told: list[str] = []
+    for scoring in held:
+        if any(result.scoring == scoring for result in results):
+            told += [scoring, FORCED_MATCH] if scoring == "likelihood" else [scoring]
+    return [summarise(results, scoring, against=against, skipped=settings.get("skipped")) for scoring in told]
 
 
 def _chosen(results: Iterable[Result], scoring: str) -> list[Result]:
