@@ -10,6 +10,7 @@ import typer
 from cachecraft import __version__
 from cachecraft.cli_discover import discover_app
 from cachecraft.cli_generate import generate
+from cachecraft.cli_report import report_app, report_beside
 from cachecraft.errors import BudgetError, CacheCraftError
 from cachecraft.terminal import err, item_progress, one_sentence, out, say
 
@@ -21,7 +22,7 @@ app = typer.Typer(
 )
 model_app = typer.Typer(no_args_is_help=True, help="The built-in model.")
 app.add_typer(model_app, name="model")
-app.registered_commands += discover_app.registered_commands
+app.registered_commands += discover_app.registered_commands + report_app.registered_commands
 app.command()(generate)
 
 Models = Annotated[str, typer.Option("--model", help="smollm2 (built in), a hub id, a folder or a GGUF file.")]
@@ -248,7 +249,7 @@ def _print_evaluation(evaluation: Any, against: str) -> None:
         out.print()
         for line in notes(summary, evaluation.settings):
             out.print(line, style="dim", markup=False)
-    written = evaluation.export()
+    written = [*evaluation.export(), report_beside(evaluation.folder)]
     out.print(f"\nRun folder: {evaluation.folder} ({', '.join(path.name for path in written)})", markup=False)
 
 

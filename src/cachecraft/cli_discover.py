@@ -44,6 +44,7 @@ def discover(
     """Search for a policy better than the known ones on your model and tasks, and prove it on fresh items."""
     with one_sentence(lambda: _kept(run)):
         from cachecraft.cli import _load, _number, _print_evaluation, _split
+        from cachecraft.cli_report import report_beside
         from cachecraft.discovery import discover as run_discovery
         from cachecraft.evolution.settings import DiscoverySettings, parse_budget
         from cachecraft.reporting.search import describe_search, search_display
@@ -77,6 +78,7 @@ def discover(
         for evaluation in found.tests:
             _print_evaluation(evaluation, found.files[0].stem)
         out.print(f"\nThe best policies: {', '.join(map(str, found.files))}", markup=False)
+        out.print(f"Report: {report_beside(found.folder)}", markup=False, soft_wrap=True)
 
 
 @discover_app.command()

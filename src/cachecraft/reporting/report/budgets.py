@@ -47,7 +47,7 @@ def budget_section(run: RunFolder, key: str) -> BudgetSection | None:
     rows = run.rows("fitness", "SELECT candidate, AVG(value) FROM fitness GROUP BY candidate ORDER BY MIN(rowid)")
     vectors = [(found, value) for key_, value in rows if (found := _vector(key_)) is not None]
     rises: list[Point] = []
-    best: Sequence[Sequence[float]] = ()
+    best: list[list[float]] = []
     for number, (vector, value) in enumerate(vectors, 1):
         if not rises or value > rises[-1].fitness:
             rises.append(Point(number, value))

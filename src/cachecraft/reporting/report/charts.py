@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cachecraft.reporting.plots import COLOURS, draw_panel
 from cachecraft.reporting.summary import Summary
@@ -46,10 +46,14 @@ def svg(draw: Callable[[Axes], None], *, name: str, label: str, size: tuple[floa
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    settings = {
+    settings: dict[Any, Any] = {
         **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-        **{"svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False, "font.size": 10.5},
-        **{"legend.frameon": False, "grid.color": GRID, "axes.grid": False, "path.simplify": False},
+        "svg.fonttype": "none",
+        "svg.hashsalt": name,
+        "text.parse_math": False,
+        "font.size": 10.5,
+        "legend.frameon": False,
+        "grid.color": GRID,
     }
     with rc_context(settings):
         figure = Figure(figsize=size, layout="constrained")
@@ -140,12 +144,12 @@ def search_chart(
             axis.axhline(known[1], linestyle="--", color=INK, linewidth=1.1, label=f"best known: {known[0]}")
         for place, letter in marks:
             axis.axvline(place + 0.5, linestyle=":", color=INK, linewidth=1.0)
-            axis.text(place + 0.5, high, letter, ha="center", va="bottom")
+            axis.text(place + 0.5, high, f" {letter}", ha="left", va="top")
         axis.set_ylim(low - 0.03 * (high - low), high)
         axis.set_xlabel("candidate, in the order of being proposed")
         axis.set_ylabel("fitness: share of the way\nfrom random to full cache")
         axis.grid(axis="y")
-        axis.legend(loc="lower right", fontsize=9.5, framealpha=0.0)
+        axis.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, fontsize=9.5)
 
     return svg(draw, name=name, label="Fitness over candidates, with the best so far")
 
@@ -193,6 +197,6 @@ def progress_chart(values: Sequence[float], best: Sequence[Point], *, name: str)
         axis.set_xlabel("vector of budgets, in the order of being measured")
         axis.set_ylabel("fitness")
         axis.grid(axis="y")
-        axis.legend(loc="lower right", framealpha=0.0)
+        axis.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
 
     return svg(draw, name=name, label="Progress of the search of budgets")

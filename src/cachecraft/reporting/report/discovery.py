@@ -99,7 +99,7 @@ def discovery_section(run: RunFolder, key: str) -> DiscoverySection | None:
         if run.settings.get("command") != "discover":
             return None
         text = "Nothing was proposed yet: the search records its items first."
-        return DiscoverySection(key, (), text, "", (), (), {}, (), (), (), (), {})
+        return DiscoverySection(key, (), text, "", (), (), {}, (), (), (), (), {"candidates": []})
     generation = last[0][0] + last[0][1]
     candidates = storage.read_candidates(run.connection, before=generation)
     closed = {number: each for number, each in candidates.items() if each.generation < generation}
@@ -263,7 +263,9 @@ def _costs(run: RunFolder, candidates: Mapping[int, Candidate]) -> tuple[tuple[s
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def _calls(run: RunFolder) -> tuple[tuple[Any, ...], ...]:

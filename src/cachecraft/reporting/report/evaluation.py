@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from cachecraft.errors import RunError
 from cachecraft.evaluation.store import Result, RunStore
@@ -27,7 +26,7 @@ class Heat:
     Attributes:
         title: What it shows.
         columns: Names.
-        rows: Name, whether a reference line, and for each column the number and its shade from 0 to 1; None for no number.
+        rows: Name, whether a reference line, and for each column the number and its shade from 0 to 1, or None.
     """
 
     title: str
@@ -77,10 +76,9 @@ def evaluation_section(run: RunFolder, key: str) -> EvaluationSection | None:
     store = RunStore(run.folder, run.connection, dict(run.settings))
     results = store.results()
     texts = store.item_texts() if "items" in run.tables else {}
-    unfinished, scored = _unfinished(run, results), []
+    unfinished, scored = _unfinished(run, results), list[Scored]()
     try:
-        for summary in summaries(results, run.settings):
-            scored.append(_scored(summary, run, f"{key}-{summary.scoring}"))
+        scored = [_scored(each, run, f"{key}-{each.scoring}") for each in summaries(results, run.settings)]
     except RunError as error:
         unfinished = str(error)
     return EvaluationSection(

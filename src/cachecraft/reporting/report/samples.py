@@ -38,7 +38,8 @@ def samples_of(results: Sequence[Result], texts: Mapping[str, Mapping[str, Any]]
     by_item: dict[tuple[int, str, str], list[Result]] = {}
     for result in results:
         by_item.setdefault((result.number, result.task, result.item), []).append(result)
-    items, room = [], MOST
+    items: list[dict[str, Any]] = []
+    room = MOST
     for (number, task, item), own in sorted(by_item.items()):
         entry = _entry(number, task, own, texts.get(item, {}))
         room -= sum(len(str(value)) for value in entry.values())

@@ -54,18 +54,21 @@ function facts(lineage, each, young) {
   return make("dl", { class: "facts" }, ...rows.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, ...value)]));
 }
 
+const STAGES = ["full", "quick", "error"];  // the last one first
+
 /** Scores per task and budget, a table for each stage and model, the last stage first. */
 function scores(lineage, each) {
   const groups = new Map();
-  for (const [stage, model, task, budget, value, items] of each.sc) {
+  const rank = ([stage]) => (STAGES.indexOf(lineage.word(stage)) + STAGES.length + 1) % (STAGES.length + 1);
+  for (const [stage, model, task, budget, value, items] of [...each.sc].sort((a, b) => rank(a) - rank(b))) {
     const key = `${lineage.word(stage)}, ${lineage.word(model)}`;
     groups.set(key, [...(groups.get(key) ?? []), [lineage.word(task), lineage.word(budget), value, items]]);
   }
-  return [...groups].reverse().map(([key, rows], place) => {
+  return [...groups].map(([key, rows], place) => {
     const budgets = [...new Set(rows.map((row) => row[1]))], tasks = [...new Set(rows.map((row) => row[0]))];
     const at = (task, budget) => rows.find((row) => row[0] === task && row[1] === budget)?.[2] ?? null;
     const items = (task) => rows.find((row) => row[0] === task)[3];
-    const table = makeTable(["task", ...budgets.map((budget) => `at ${budget}`), "items"], tasks.map((task) => [task, ...budgets.map((budget) => at(task, budget)), items(task)]), { text: [0] });
+    const table = makeTable(["task", ...budgets.map((budget) => budget === "all" ? "all" : `at ${budget}`), "items"], tasks.map((task) => [task, ...budgets.map((budget) => at(task, budget)), items(task)]), { text: [0] });
     return make("details", place === 0 ? { open: "" } : {}, make("summary", {}, `scores, stage ${key}`), table);
   });
 }
