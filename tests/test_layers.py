@@ -27,8 +27,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # These stand on top: the public API and what a person runs.
 ON_TOP = {
-    *("__init__", "__main__", "answering", "api", "budgeting", "demo", "discovery", "terminal"),
-    *("cli", "cli_budgets", "cli_discover", "cli_generate", "cli_results"),
+    *("__init__", "__main__", "answering", "api", "budgeting", "demo", "discovery", "positions", "terminal"),
+    *("cli", "cli_budgets", "cli_discover", "cli_generate", "cli_report", "cli_results"),
 }
 # The one door through which models may look into the runtime.
 ONLY_THROUGH = {("models", "runtime"): "cachecraft.runtime.compat"}

@@ -15,7 +15,7 @@ from cachecraft.evaluation.store import Result, read_run
 from cachecraft.models import LoadedModel, load
 from cachecraft.reporting.needle_map import export_maps
 from cachecraft.reporting.plots import plot_score_against_bytes
-from cachecraft.reporting.summary import FORCED_MATCH, Summary, summarise
+from cachecraft.reporting.summary import Summary, length_of, summaries, summarise
 from cachecraft.reporting.tables import as_csv, as_json
 from cachecraft.runtime.structure import ModelStructure
 
@@ -43,7 +43,7 @@ class Evaluation:
 
     def length_of(self, result: Result) -> int:
         """The length in tokens that a result's item was made for."""
-        return int(self.texts.get(result.item, {}).get("length", self.settings["length"][0]))
+        return length_of(result, self.settings, self.texts)
 
     def summary(self, scoring: str | None = None, *, against: str = "", length: int | None = None) -> Summary:
         """Macro averages with intervals, best policy first.
@@ -56,30 +56,22 @@ class Evaluation:
         chosen = scoring or self.settings["scoring"][0]
         wanted = length or self.lengths[0]
         own = [result for result in self.results if self.length_of(result) == wanted]
-        made = summarise(own, chosen, against=against, skipped=self.settings.get("skipped"))
-        return replace(made, length=wanted)
+        return replace(summarise(own, chosen, against=against, skipped=self.settings.get("skipped")), length=wanted)
 
     def summaries(self, *, against: str = "") -> list[Summary]:
         """A summary for each scoring and length that the results hold; forced matches are told after likelihoods."""
-        held = {(result.scoring, self.length_of(result)) for result in self.results}
-        return [
-            self.summary(told, against=against, length=length)
-            for scoring in self.settings["scoring"]
-            for length in self.lengths
-            if (scoring, length) in held
-            for told in ((scoring, FORCED_MATCH) if scoring == "likelihood" else (scoring,))
-        ]
+        return summaries(self.results, self.settings, self.texts, against=against)
 
     def export(self) -> list[Path]:
         """Write table.csv, table.json and, for each scoring, a plot as PNG and SVG into the run's folder."""
-        summaries = self.summaries()
+        told = self.summaries()
         table, numbers = self.folder / "table.csv", self.folder / "table.json"
-        table.write_text(as_csv(summaries))
-        numbers.write_text(as_json(summaries, self.settings))
+        table.write_text(as_csv(told))
+        numbers.write_text(as_json(told, self.settings))
         written = [table, numbers]
-        for scoring in dict.fromkeys(summary.scoring for summary in summaries):
+        for scoring in dict.fromkeys(summary.scoring for summary in told):
             plots = [self.folder / f"score_{scoring}.{ending}" for ending in ("png", "svg")]
-            panels = [summary for summary in summaries if summary.scoring == scoring]
+            panels = [summary for summary in told if summary.scoring == scoring]
             regime = f"query-{self.settings['regime']}"
             titles = [f"{self.settings['model']}, {summary.length} tokens, {regime}" for summary in panels]
             plot_score_against_bytes(panels, plots, titles=titles)

@@ -11,6 +11,7 @@ from cachecraft import __version__
 from cachecraft.cli_budgets import budgets
 from cachecraft.cli_discover import discover_app
 from cachecraft.cli_generate import generate
+from cachecraft.cli_report import report_app
 from cachecraft.cli_results import print_evaluation, results_app
 from cachecraft.errors import BudgetError, CacheCraftError
 from cachecraft.terminal import err, item_progress, one_sentence, out, say
@@ -23,7 +24,8 @@ app = typer.Typer(
 )
 model_app = typer.Typer(no_args_is_help=True, help="The built-in model.")
 app.add_typer(model_app, name="model")
-app.registered_commands += results_app.registered_commands + discover_app.registered_commands
+for commands in (results_app, discover_app, report_app):
+    app.registered_commands += commands.registered_commands
 app.command()(generate)
 app.command()(budgets)
 

@@ -87,6 +87,7 @@ def discover(
     """Search for a policy better than the known ones on your model and tasks, and prove it on fresh items."""
     with one_sentence(lambda: _kept(run)):
         from cachecraft.cli import _load, _number, _split
+        from cachecraft.cli_report import report_beside
         from cachecraft.cli_results import print_evaluation
         from cachecraft.discovery import discover as run_discovery
         from cachecraft.discovery import starting_from
@@ -153,6 +154,7 @@ def discover(
         for evaluation in found.tests:
             print_evaluation(evaluation, found.files[0].stem)
         out.print(f"\nThe best policies: {', '.join(map(str, found.files))}", markup=False)
+        out.print(f"Report: {report_beside(found.folder)}", markup=False, soft_wrap=True)
 
 
 @discover_app.command()

@@ -147,7 +147,8 @@ def heatmap(
 
 
 def print_evaluation(evaluation: Any, against: str) -> None:
-    """Print a run's tables, one for each scoring and length, and write its exports."""
+    """Print a run's tables, one for each scoring and length, and write its exports and its report."""
+    from cachecraft.cli_report import report_beside
     from cachecraft.reporting.tables import difference_table, notes, terminal_table
 
     for summary in evaluation.summaries(against=against):
@@ -162,5 +163,5 @@ def print_evaluation(evaluation: Any, against: str) -> None:
         out.print()
         for line in notes(summary, evaluation.settings):
             out.print(line, style="dim", markup=False)
-    written = evaluation.export()
+    written = [*evaluation.export(), report_beside(evaluation.folder)]
     out.print(f"\nRun folder: {evaluation.folder} ({', '.join(path.name for path in written)})", markup=False)

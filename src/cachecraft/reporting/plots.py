@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cachecraft.reporting.summary import Summary
 from cachecraft.reporting.tables import UNITS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Okabe and Ito's palette, which the colour-blind can tell apart; markers and dashes repeat what colour says.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7f7f7f", "#8c564b")
@@ -29,7 +33,7 @@ def plot_score_against_bytes(summaries: Sequence[Summary], paths: Sequence[Path]
     axes = figure.subplots(1, len(summaries), squeeze=False, sharey=True)[0]
     names = [row.label for row in summaries[0].rows if not row.reference]
     for axis, summary, title in zip(axes, summaries, titles, strict=True):
-        _panel(axis, summary, names)
+        draw_panel(axis, summary, names)
         axis.set_title(title)
         axis.set_xlabel("bytes kept, % of the full cache")
     axes[0].set_ylabel(UNITS[summaries[0].scoring])
@@ -40,10 +44,14 @@ def plot_score_against_bytes(summaries: Sequence[Summary], paths: Sequence[Path]
         figure.savefig(path, dpi=150)
 
 
-def _panel(axis: object, summary: Summary, names: Sequence[str]) -> None:
-    from matplotlib.axes import Axes
+def draw_panel(axis: Axes, summary: Summary, names: Sequence[str]) -> None:
+    """Draw a summary's lines, intervals and reference lines into axes.
 
-    assert isinstance(axis, Axes)
+    Args:
+        axis: Where to.
+        summary: What.
+        names: The policies in the order of their colours and markers.
+    """
     shift = 0.0
     for row in summary.rows:
         cells = [cell for cell in row.cells.values() if cell.score is not None]

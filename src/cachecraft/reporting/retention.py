@@ -44,8 +44,8 @@ def print_retention(console: Console, folder: Path, *, policy: str, task: str) -
     table = Table(title=f"{policy} on {task}: share kept", title_justify="left", title_style="bold")
     for column in ("segment", "tokens", *budgets):
         table.add_column(column, justify="left" if column == "segment" else "right")
-    for name in _names(recorded):
-        tokens = fmean(_of(recorded, "segments", name, "tokens"))
+    for name in segment_names(recorded):
+        tokens = fmean(values_of(recorded, "segments", name, "tokens"))
         table.add_row(name, f"{tokens:.0f}", *_cells(recorded, budgets, "segments", name, "kept"))
     for name in dict.fromkeys(name for result in recorded for name in result.detail["retention"]["survived"]):
         table.add_section()
@@ -63,13 +63,14 @@ def print_retention(console: Console, folder: Path, *, policy: str, task: str) -
         console.print(f"{missing} more items were measured before this was recorded.", style="dim", markup=False)
 
 
-def _names(results: Iterable[Result]) -> list[str]:
+def segment_names(results: Iterable[Result]) -> list[str]:
+    """The segments of which results say what was kept, in the order of being shown."""
     found = {name for result in results for name in result.detail["retention"]["segments"]}
     known = [*_ORDER, *sorted(found - {*_ORDER, *_LAST}), *_LAST]
     return [name for name in known if name in found]
 
 
-def _of(results: Iterable[Result], *path: str) -> list[float]:
+def values_of(results: Iterable[Result], *path: str) -> list[float]:
     """The numbers at a place of each result's retention, where they are."""
     found = []
     for result in results:
@@ -84,6 +85,6 @@ def _of(results: Iterable[Result], *path: str) -> list[float]:
 def _cells(results: Sequence[Result], budgets: Sequence[str], *path: str) -> list[str]:
     rows = []
     for budget in budgets:
-        values = _of((result for result in results if result.budget == budget), *path)
+        values = values_of((result for result in results if result.budget == budget), *path)
         rows.append(f"{fmean(values):.2f}" if values else "—")
     return rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from cachecraft.errors import RunError, UnknownNameError
 from cachecraft.evaluation.statistics import Estimate, TaskScores, macro_difference, macro_mean
@@ -125,6 +126,45 @@ def summarise(
         items[task] = items.get(task, 0) + 1
     left_out = {task: needs for task, needs in (skipped or {}).items() if task not in items}
     return Summary(scoring, tuple(budgets), tuple(rows), items, against, left_out)
+
+
+def length_of(result: Result, settings: Mapping[str, Any], texts: Mapping[str, Mapping[str, Any]]) -> int:
+    """The length in tokens that a result's item was made for.
+
+    Args:
+        result: Of one run.
+        settings: The run's.
+        texts: By item id, what the run stores of its prompt.
+    """
+    first = settings["length"][0] if isinstance(settings["length"], list | tuple) else settings["length"]
+    return int(texts.get(result.item, {}).get("length", first))
+
+
+def summaries(
+    results: Sequence[Result],
+    settings: Mapping[str, Any],
+    texts: Mapping[str, Mapping[str, Any]],
+    *,
+    against: str = "",
+) -> list[Summary]:
+    """A summary for each scoring and length that results hold; what a likelihood saw is told as forced match, too.
+
+    Args:
+        results: Of one run.
+        settings: The run's; its scorings come first, in their order.
+        texts: By item id, what the run stores of its prompt.
+        against: As in `summarise`.
+    """
+    held: dict[tuple[str, int], list[Result]] = {}
+    for result in results:
+        held.setdefault((result.scoring, length_of(result, settings, texts)), []).append(result)
+    found = []
+    for scoring in dict.fromkeys([*settings.get("scoring", ()), *sorted({scoring for scoring, _ in held})]):
+        for told in (scoring, FORCED_MATCH) if scoring == "likelihood" else (scoring,):
+            for length in sorted(length for known, length in held if known == scoring):
+                made = summarise(held[scoring, length], told, against=against, skipped=settings.get("skipped"))
+                found.append(replace(made, length=length))
+    return found
 
 
 def _chosen(results: Iterable[Result], scoring: str) -> list[Result]:

@@ -1,0 +1,166 @@
+"""What the report says of an evaluation: scores against bytes, tasks by policies, what was kept of each segment.
+
+An evaluation that is not finished is told as far as all its rows have come, and is said to be unfinished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from cachecraft.errors import RunError
+from cachecraft.evaluation.store import Result, RunStore
+from cachecraft.reporting.report.charts import score_chart
+from cachecraft.reporting.report.runs import RunFolder
+from cachecraft.reporting.report.samples import Samples, samples_of
+from cachecraft.reporting.retention import segment_names, values_of
+from cachecraft.reporting.summary import FULL_BUDGET, CellSummary, Row, Summary, summaries
+from cachecraft.reporting.tables import heading, notes
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A table whose cells are shaded by their numbers.
+
+    Attributes:
+        title: What it shows.
+        columns: Names.
+        rows: Name, whether a reference line, and for each column the number and its shade from 0 to 1, or None.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, bool, tuple[tuple[float, float] | None, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What is shown for one scoring: the summary, its chart, its heat maps and the notes of its table."""
+
+    summary: Summary
+    chart: str
+    headings: tuple[str, ...]
+    heats: tuple[Heat, ...]
+    notes: tuple[str, ...]
+
+    def cells(self, row: Row) -> list[CellSummary | None]:
+        """A row's cells by budget; the full cache keeps everything, whatever the column's budget."""
+        if row.label == "full":
+            return [next(iter(row.cells.values()))] * len(self.summary.budgets)
+        return [row.cells.get(budget) for budget in self.summary.budgets]
+
+
+@dataclass(frozen=True)
+class EvaluationSection:
+    """Everything that the report says of an evaluation."""
+
+    facts: tuple[tuple[str, str], ...]
+    unfinished: str
+    scored: tuple[Scored, ...]
+    kept: tuple[Heat, ...]
+    samples: Samples | None
+
+
+def evaluation_section(run: RunFolder, key: str) -> EvaluationSection | None:
+    """Read an evaluation.
+
+    Args:
+        run: A run; one that measured nothing and was not asked to has no such section.
+        key: Unlike that of any other section of the page.
+    """
+    if not run.count("results"):
+        if run.settings.get("command") != "evaluate":
+            return None
+        return EvaluationSection(_facts(run, []), "Nothing was measured yet.", (), (), None)
+    store = RunStore(run.folder, run.connection, dict(run.settings))
+    results = store.results()
+    texts = store.item_texts() if "items" in run.tables else {}
+    unfinished, scored = _unfinished(run, results), list[Scored]()
+    try:
+        told = summaries(results, run.settings, texts)
+        scored = [_scored(each, run, f"{key}-{each.scoring}-{each.length}") for each in told]
+    except RunError as error:
+        unfinished = str(error)
+    return EvaluationSection(
+        _facts(run, results), unfinished, tuple(scored), _kept(results), samples_of(results, texts, key)
+    )
+
+
+def _facts(run: RunFolder, results: Sequence[Result]) -> tuple[tuple[str, str], ...]:
+    own = run.settings
+    found = [
+        ("model", f"{own.get('model', '?')}, {own.get('dtype', '?')}"),
+        ("context", f"{_lengths(own.get('length'))} tokens, query-{own.get('regime', '?')}"),
+        ("tasks", str(len({result.task for result in results}) or len(own.get("tasks") or []))),
+        ("items", f"{len({result.item for result in results})}, split {own.get('split', '?')}"),
+        ("policies", str(len({result.label for result in results if not result.reference}))),
+    ]
+    return tuple(found)
+
+
+def _lengths(found: object) -> str:
+    return ", ".join(map(str, found)) if isinstance(found, list | tuple) else str(found or "?")
+
+
+def _unfinished(run: RunFolder, results: Sequence[Result]) -> str:
+    """Says how far an evaluation is that has not measured every item for every row; "" for one that has."""
+    items: dict[tuple[str, str, str], set[str]] = {}
+    for result in results:
+        items.setdefault((result.label, result.budget, result.scoring), set()).add(result.item)
+    least, most = min(map(len, items.values())), max(map(len, items.values()))
+    samples, skipped = run.settings.get("samples"), run.settings.get("skipped") or {}
+    tasks = {result.task for result in results} | set(run.settings.get("tasks") or ()) - set(skipped)
+    asked = samples * len({task for task in tasks if ":" in task}) if isinstance(samples, int) else 0
+    if least < max(most, asked):
+        return f"{least} of {max(most, asked)} items are measured for every row; the numbers are those of these items."
+    return ""
+
+
+def _scored(summary: Summary, run: RunFolder, name: str) -> Scored:
+    return Scored(
+        summary,
+        score_chart(summary, name=name),
+        tuple(heading(summary, budget) for budget in summary.budgets),
+        tuple(_heat(summary, budget) for budget in summary.budgets),
+        tuple(notes(summary, dict(run.settings))),
+    )
+
+
+def _heat(summary: Summary, budget: str) -> Heat:
+    """Tasks by policies at one budget; shades go from the least to the greatest number of the whole summary."""
+    tasks = sorted(summary.items)
+    values = [value for row in summary.rows for cell in row.cells.values() for value in cell.by_task.values()]
+    low, high = (0.0, 1.0) if summary.scoring != "likelihood" else (min(values, default=0), max(values, default=1))
+    rows = []
+    for row in summary.rows:
+        cell = row.cells.get(FULL_BUDGET if row.label == "full" else budget)
+        if cell is not None:
+            found = [cell.by_task.get(task) for task in tasks]
+            rows.append((row.label, row.reference, tuple(_shaded(value, low, high) for value in found)))
+    return Heat(f"{budget} evicted", tuple(task.removeprefix("ruler:") for task in tasks), tuple(rows))
+
+
+def _shaded(value: float | None, low: float, high: float) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    return value, min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.0
+
+
+def _kept(results: Iterable[Result]) -> tuple[Heat, ...]:
+    """Share kept of each segment by policy, averaged over items, layers and heads; one table for each budget."""
+    groups: dict[str, dict[str, list[Result]]] = {}
+    for result in results:
+        if result.state == "ok" and result.label != "full" and "retention" in result.detail:
+            groups.setdefault(result.budget, {}).setdefault(result.label, []).append(result)
+    found = []
+    for budget, by_label in groups.items():
+        names = segment_names(result for own in by_label.values() for result in own)
+        rows = []
+        for label, own in by_label.items():
+            means = [values_of(own, "segments", name, "kept") for name in names]
+            shares = tuple(_shaded(fmean(each), 0.0, 1.0) if each else None for each in means)
+            rows.append((label, own[0].reference, shares))
+        rows.sort(key=lambda row: row[0])
+        found.append(Heat(f"{budget} evicted", tuple(names), tuple(rows)))
+    return tuple(found)

@@ -1,0 +1,110 @@
+"""The report in a real browser: no console error, sorting, lineage, dark, a phone, paper, many candidates, attacks.
+
+Runs where Debian's Chromium (or any found on the path) and playwright are installed, and is skipped by name elsewhere.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.reporting.conftest import ATTACK, BREAKOUT, discovery_run
+
+from cachecraft.reporting.report.page import write_report
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium (Debian: apt-get install chromium)")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def report(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(list(runs.values()), tmp_path_factory.mktemp("page") / "report.html")
+
+
+class Opened:
+    """A page, and everything that went wrong in it."""
+
+    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
+        self.context = browser.new_context(**options)
+        self.page = self.context.new_page()
+        self.wrong: list[str] = []
+        self.page.on("console", lambda message: self.wrong.append(message.text))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.wrong.append(f"alert {dialog.message}"), dialog.dismiss()))
+        self.page.on(
+            "request", lambda asked: None if asked.url.startswith(("file:", "data:")) else self.wrong.append(asked.url)
+        )
+        self.page.goto(path.as_uri())
+
+    def __enter__(self) -> Any:
+        return self.page
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        self.context.close()
+        if kind is None:
+            assert self.wrong == []
+
+
+def test_a_reader_sorts_reads_items_and_walks_the_lineage(browser: Any, report: Path) -> None:
+    with Opened(browser, report, viewport={"width": 1200, "height": 900}) as page:
+        assert page.locator(".lineage .detail h4.chosen").count() == 1  # the best one, before anything is clicked
+        page.locator(".lineage .dot[data-n='30']").dispatch_event("click", {"clientX": 0, "clientY": 0})
+        box = page.locator(".lineage .dot[data-n='30']").bounding_box()
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        detail = page.locator(".lineage .detail")
+        assert detail.locator("h4.chosen").inner_text() == "c0030"
+        assert "part = 30 * f.keys" in detail.locator("pre .plus").first.inner_text()
+        assert f"Weight 30 {BREAKOUT}" in detail.inner_text() and "mutate: shift weight" in detail.inner_text()
+        assert detail.locator("table").first.locator("tbody tr").count() == 4
+        parent = page.locator(".family .member:not(.chosen)").first.get_attribute("data-n")
+        page.locator(".family .member:not(.chosen)").first.click()
+        assert detail.locator("h4.chosen").inner_text() == f"c{int(parent):04d}"
+        page.locator(".lineage svg[tabindex]").press("ArrowRight")
+        assert detail.locator("h4.chosen").inner_text() == f"c{int(parent) + 1:04d}"
+        table = page.locator("section#r0-0 table.sortable").first
+        names = [ATTACK, "full", "keydiff", "lost"]
+        table.locator("thead button").first.click()
+        first = table.locator("tbody th").all_inner_texts()
+        table.locator("thead button").first.click()
+        assert first == table.locator("tbody th").all_inner_texts()[::-1] and sorted(first) == names
+        page.get_by_text("Prompts, references and every answer").first.click()
+        assert BREAKOUT in page.locator(".samples").first.inner_text()
+        with page.expect_download() as saved:
+            page.locator("button.csv:visible").first.click()
+        assert "keydiff" in Path(saved.value.path()).read_text()
+
+
+def test_dark_phone_and_paper(browser: Any, report: Path) -> None:
+    light = "getComputedStyle(document.body).backgroundColor"
+    with Opened(browser, report, viewport={"width": 390, "height": 844}, color_scheme="dark") as page:
+        assert page.evaluate(light) == "rgb(20, 23, 28)"
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390  # wide parts scroll by themselves
+        page.locator("#theme").click()
+        assert page.evaluate(light) == "rgb(255, 255, 255)"
+        paper = page.pdf()
+        assert paper.startswith(b"%PDF") and len(paper) > 20_000
+
+
+def test_five_thousand_candidates_are_usable_within_seconds(browser: Any, tmp_path: Path) -> None:
+    path = write_report([discovery_run(tmp_path / "large", 5000)], tmp_path / "large.html")
+    began = time.monotonic()
+    with Opened(browser, path, viewport={"width": 1200, "height": 900}) as page:
+        page.locator(".lineage input").fill("c4999")
+        page.locator(".lineage input").press("Enter")
+        page.wait_for_function("document.querySelector('.detail h4.chosen').textContent === 'c4999'")
+        spent = time.monotonic() - began
+        print(f"5,000 candidates: {path.stat().st_size / 1e6:.1f} MB, usable after {spent:.1f} s")
+        assert spent < 15  # 3 s on a quiet machine, see docs/report.md
