@@ -125,11 +125,15 @@ def test_ctrl_c_while_answering_ends_with_130(book: Path, monkeypatch: pytest.Mo
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_ctrl_c_while_reading_standard_input_ends_with_130() -> None:
     command = [sys.executable, "-m", "cachecraft.cli", "generate", "--ratio", "0.5", "--file", "-", QUESTION]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background may ignore it
     try:
-        process.wait(timeout=4)
-    except subprocess.TimeoutExpired:  # it waits for the text
-        process.send_signal(signal.SIGINT)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert process.stdin is not None
+    process.stdin.write(b"more than a pipe holds " * 20_000)  # so that this returns only once it is being read
+    process.stdin.flush()
+    process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Interrupted" in said and b"Traceback" not in said
