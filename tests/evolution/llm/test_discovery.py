@@ -13,9 +13,10 @@ import pytest
 
 pytest.importorskip("openai")
 
-from tests.conftest import build_model, build_tokenizer
+from tests.conftest import build_tokenizer
 from tests.evolution.llm.runs import seeded
 from tests.evolution.llm.standin import Act, standing_in
+from tests.families import model_of
 from typer.testing import CliRunner
 
 from cachecraft import cli, discovery
@@ -37,11 +38,12 @@ from cachecraft.runtime.structure import ModelStructure
 from cachecraft.sandbox import Limits, Sandbox
 from cachecraft.sandbox.client import clean_environment
 
+pytestmark = pytest.mark.usefixtures("brief_answers")
 KEY = "sk-very-secret-0123456789"
 SETTINGS = DiscoverySettings(
     tasks=("ruler:niah_single_1",),
     ratios=(0.5, 0.75),
-    length=500,
+    length=330,
     items=1,
     batch=2,
     again=1,
@@ -58,7 +60,7 @@ def score_tokens(f):
 
 @pytest.fixture(scope="module")
 def subject() -> Subject:
-    return Subject(ModelStructure.of(build_model("llama")), build_tokenizer(), "tiny", "r0", "float32")
+    return Subject(ModelStructure.of(model_of("llama")), build_tokenizer(), "tiny", "r0", "float32")
 
 
 @pytest.fixture(autouse=True)
@@ -189,6 +191,8 @@ def test_a_missing_key_package_or_placeholder_is_told_before_a_model_is_loaded(
     assert not (tmp_path / "run").exists()
 
 
-def test_prompts_are_written_by_a_command(tmp_path: Path) -> None:
+def test_prompts_are_written_by_a_command_and_only_runs_are_explained(tmp_path: Path) -> None:
+    nothing = CliRunner().invoke(app, ["explain", str(tmp_path / "nothing")])
+    assert nothing.exit_code == 2 and "holds no discovery run" in " ".join(nothing.output.split())
     assert CliRunner().invoke(app, ["prompts", "--write", str(tmp_path / "p")]).exit_code == 0
     assert (tmp_path / "p" / "propose.md").is_file()
