@@ -23,6 +23,12 @@ def loaded(tiny_llama, tiny_tokenizer, brief_answers) -> LoadedModel:
     return LoadedModel(tiny_llama, tiny_tokenizer, "tiny", "r0", "float32", "cpu")
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No picture: one search in this file draws one, and it takes longer than the search."""
+    monkeypatch.setattr("cachecraft.budgeting.plot_budgets", lambda *given, **more: None)
+
+
 def search(loaded: LoadedModel, folder: Path, *, asked: dict[str, Any] | None = None, **changes: Any) -> BudgetSearch:
     given = {"iterations": 2, "population": 4} | changes.pop("settings", {})
     budget = changes.pop("budget", Budget(keep=KEEP))
@@ -54,6 +60,7 @@ def test_budgets_are_completed_to_the_exact_total_and_stand_beside_others(whole:
     assert not list((whole.folder / "traces").rglob("*.safetensors"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_search_goes_on_as_if_nothing_had_happened(
     loaded: LoadedModel, whole: BudgetSearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +111,7 @@ def test_the_file_is_an_allocation_with_the_same_bytes(
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_heads_constants_and_answers_can_be_searched_on(loaded: LoadedModel, tmp_path: Path) -> None:
     found = search(
         loaded,
