@@ -33,7 +33,7 @@ unit: $(STAMP) ## the offline tests
 	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not integration"
 
 integration: $(STAMP) ## the tests on the default model
-	$(BIN)/python -m pytest -q -m integration
+	$(BIN)/python -m pytest -q -m integration tests/integration
 
 bench: $(STAMP) ## the measurements behind the numbers in README and docs
 	$(BIN)/python benchmarks/efficiency.py

@@ -23,6 +23,7 @@ def main(which: str = "first", minutes: str = "60", run: str = "", threads: str 
         settings=SEARCHES[which],
         budget=cachecraft.SearchBudget(seconds=60 * float(minutes)),
         run=run or f"runs/craft-{which}",
+        diagnosis=False,  # these searches kept the interface that they began with
         test_samples=0,
     )
     print(f"{found.files[0]} recovers {found.best.fitness.mean:.3f}; the best known policy was {found.baseline}")

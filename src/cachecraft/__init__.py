@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from cachecraft.budgeting import search_budgets as search_budgets
     from cachecraft.discovery import Discovery as Discovery
     from cachecraft.discovery import discover as discover
+    from cachecraft.evolution.llm.settings import LlmSettings as LlmSettings
+    from cachecraft.evolution.llm.settings import Price as Price
+    from cachecraft.evolution.proposers.assembly import Proposing as Proposing
     from cachecraft.evolution.settings import DiscoverySettings as DiscoverySettings
     from cachecraft.evolution.settings import SearchBudget as SearchBudget
     from cachecraft.models import LoadedModel as LoadedModel
@@ -50,8 +53,11 @@ _HOMES = {
     "DiscoverySettings": ("cachecraft.evolution.settings", "DiscoverySettings"),
     "Evaluation": ("cachecraft.api", "Evaluation"),
     "Features": ("cachecraft.policy.features", "Features"),
+    "LlmSettings": ("cachecraft.evolution.llm.settings", "LlmSettings"),
     "LoadedModel": ("cachecraft.models", "LoadedModel"),
     "Policy": ("cachecraft.policy.contract", "Policy"),
+    "Price": ("cachecraft.evolution.llm.settings", "Price"),
+    "Proposing": ("cachecraft.evolution.proposers.assembly", "Proposing"),
     "SearchBudget": ("cachecraft.evolution.settings", "SearchBudget"),
     "builtin_policies": ("cachecraft.policy.contract", "builtin_policies"),
     "check_policy": ("cachecraft.policy.check", "check_policy"),
@@ -76,8 +82,11 @@ __all__ = [
     "DiscoverySettings",
     "Evaluation",
     "Features",
+    "LlmSettings",
     "LoadedModel",
     "Policy",
+    "Price",
+    "Proposing",
     "SearchBudget",
     "__version__",
     "builtin_policies",

@@ -256,6 +256,7 @@ class _Setup:
 
 def _shaped(budgets: Sequence[int], layers: int) -> Numbers:
     heads = len(budgets) // layers
+    numbers: list[int | float] = [*budgets]
     if heads == 1:
-        return [*budgets]
-    return [[*budgets[place : place + heads]] for place in range(0, len(budgets), heads)]
+        return numbers
+    return [numbers[place : place + heads] for place in range(0, len(numbers), heads)]
