@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -127,7 +129,10 @@ def search_budgets(
             means["validation"] = table(rows, setup.calibration("validation"), record, tabled)
     found = setup.file(search, scorer, means, completions)
     path = folder / FILE_NAME
-    path.write_text(found.model_dump_json(indent=1, exclude_none=True) + "\n")
+    partial = folder / f".{FILE_NAME}.{os.getpid()}"  # renamed, so that a kill leaves no half a file
+    partial.write_text(found.model_dump_json(indent=1, exclude_none=True) + "\n")
+    os.replace(partial, path)
+    shutil.rmtree(folder / "traces", ignore_errors=True)
     plots = tuple(folder / f"budgets.{ending}" for ending in ("png", "svg"))
     plot_budgets(found, plots, title=f"{subject.name}, {found.policy}, {found.target} entries a head")
     return BudgetSearch(folder, path, found, found.policy, plots)
