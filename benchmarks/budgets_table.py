@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench_report import RUNS, BenchReport
+from rich.markup import escape
 from rich.progress import Progress as Bar
 from subject import add_model_options
 
@@ -147,6 +148,11 @@ def lines(held: dict[str, TaskScores], evolkv: str, first: str) -> list[list[str
     return made
 
 
+def shown(rows: list[list[str]]) -> list[list[str]]:
+    """Rows whose brackets the table prints as they are."""
+    return [[escape(cell) for cell in row] for row in rows]
+
+
 def label_of(held: dict[str, TaskScores], path: Path) -> str:
     """The row of the budgets in a file."""
     return next(label for label in held if label.endswith(f"[{path.parent.name}]"))
@@ -189,7 +195,7 @@ def run_table(loaded: LoadedModel, report: BenchReport, options: argparse.Namesp
     report.table(
         f"exp of the mean log-likelihood on test items, {options.samples} of each task; ! the interval lies above 0",
         ["target, division", "mean [95 %]", "EvolKV better by"],
-        made,
+        shown(made),
     )
     report.keep("table", made)
 
@@ -241,7 +247,7 @@ def run_headline(loaded: LoadedModel, report: BenchReport, options: argparse.Nam
     report.table(
         "Share of the references found in the answer, test items; ! the interval lies above 0",
         ["ratio, division", "mean [95 %]", "EvolKV better by"],
-        made,
+        shown(made),
     )
     report.keep("headline", made)
 
