@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench_report import RUNS, BenchReport
+from rich.markup import escape
 from rich.progress import Progress as Bar
 from subject import add_model_options
 
@@ -50,6 +51,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--search-samples", type=int, default=3, help="search items per task (default: %(default)s)")
     parser.add_argument("--iterations", type=int, default=10, help="generations of a group (default: %(default)s)")
     parser.add_argument("--granularity", default="layer", help="layer or head (default: %(default)s)")
+    parser.add_argument("--heads", default="alike", help="alike or adaptive (default: %(default)s)")
     parser.add_argument("--with-params", action="store_true", help="search the scorer's constants along")
     parser.add_argument("--samples", type=int, default=10, help="`table`: test items per task (default: %(default)s)")
     parser.add_argument("--headline-items", type=int, default=300, help="test items at least (default: %(default)s)")
@@ -78,6 +80,7 @@ def searched(
 ) -> tuple[str, Path]:
     """Search budgets, or read what was found: the policy with its constants, and the file."""
     name = f"{policy.replace(':', '-').replace('/', '-')}-{budget.label.replace(' ', '-')}-{options.granularity}"
+    name += "-adaptive" if options.heads == "adaptive" else ""
     name += "-params" if options.with_params else ""
     with report.progress() as bar:
         found = search_budgets(
@@ -86,7 +89,10 @@ def searched(
             tasks=tasks,
             asked=SearchTask(budget, length=options.length, samples=options.search_samples, held_out=0),
             settings=EvolKVSettings(
-                iterations=options.iterations, granularity=options.granularity, with_params=options.with_params
+                iterations=options.iterations,
+                granularity=options.granularity,
+                heads=options.heads,
+                with_params=options.with_params,
             ),
             run=options.runs / name,
             data=options.data,
@@ -147,6 +153,11 @@ def lines(held: dict[str, TaskScores], evolkv: str, first: str) -> list[list[str
     return made
 
 
+def shown(rows: list[list[str]]) -> list[list[str]]:
+    """Rows whose brackets the table prints as they are."""
+    return [[escape(cell) for cell in row] for row in rows]
+
+
 def label_of(held: dict[str, TaskScores], path: Path) -> str:
     """The row of the budgets in a file."""
     return next(label for label in held if label.endswith(f"[{path.parent.name}]"))
@@ -189,7 +200,7 @@ def run_table(loaded: LoadedModel, report: BenchReport, options: argparse.Namesp
     report.table(
         f"exp of the mean log-likelihood on test items, {options.samples} of each task; ! the interval lies above 0",
         ["target, division", "mean [95 %]", "EvolKV better by"],
-        made,
+        shown(made),
     )
     report.keep("table", made)
 
@@ -241,7 +252,7 @@ def run_headline(loaded: LoadedModel, report: BenchReport, options: argparse.Nam
     report.table(
         "Share of the references found in the answer, test items; ! the interval lies above 0",
         ["ratio, division", "mean [95 %]", "EvolKV better by"],
-        made,
+        shown(made),
     )
     report.keep("headline", made)
 

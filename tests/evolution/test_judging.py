@@ -21,7 +21,7 @@ from cachecraft.sandbox.wire import harmless, read_frames
 PROGRAM = Program("mine", "def score_tokens(f):\n    return f.keys[..., 0]\n")
 SHAPE = (LAYERS, 3, TOKENS)
 ASKS = (Ask("one", (10, 5)),)
-HEADER = {"seconds": 0.5, "read_keep": False, "forced": [False, True], "computed": []}
+HEADER = {"seconds": 0.5, "read_keep": False, "forced": [False, True], "computed": [], "notes": ["", "told"]}
 
 
 def frame(header: object, blob: bytes = b"") -> bytes:
@@ -53,7 +53,7 @@ def test_masks_survive_packing(layers: int, heads: int, tokens: int, chance) -> 
 def test_a_sound_answer_is_read_and_counted(items: dict[str, SharedItem]) -> None:
     verdict = verdict_on(frame(HEADER, first(10) + first(5)), items)
     assert verdict.ok
-    assert verdict.choices[0].forced == (False, True)
+    assert (verdict.choices[0].forced, verdict.choices[0].notes) == ((False, True), ("", "told"))
     assert all(int(mask.sum()) == 3 * 5 for mask in verdict.choices[0].masks(1))
 
 
