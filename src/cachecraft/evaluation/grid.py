@@ -50,11 +50,7 @@ def evaluate(
         CacheCraftError: Settings that mean nothing, or a folder that belongs to other settings.
     """
     cells = make_cells(
-        settings.policies,
-        settings.budgets,
-        references=settings.references,
-        selector=settings.selector,
-        run=trust,
+        settings.policies, settings.budgets, references=settings.references, selector=settings.selector, run=trust
     )
     subject.structure.require_room(max(settings.lengths))
     plan = plan_items(subject, settings)
@@ -64,12 +60,12 @@ def evaluate(
     store.log_reading(settings.split, purpose, datetime.now(UTC).isoformat(timespec="seconds"))
     clock = Stopwatch()
     wanted: list[str] = []
-    total, done = plan.total, 0
+    done = 0
 
     def report(task: str, count: int) -> None:
         nonlocal done
         done += 1
-        progress(Progress(done, total, task, count, clock.seconds))
+        progress(Progress(done, plan.total, task, count, clock.seconds))
 
     def pending() -> Iterator[Pending]:
         for task, item in plan.items(subject, settings, clock):
