@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import build_model, build_tokenizer
-from tests.tasks.benchmark_data import write_benchmarks
+from tests.tasks.benchmark_data import write_benchmarks, write_essay
 
 from cachecraft.api import Evaluation, open_evaluation
 from cachecraft.errors import CacheCraftError, TaskError
@@ -15,6 +15,7 @@ from cachecraft.evaluation.cells import Budget
 from cachecraft.evaluation.grid import evaluate
 from cachecraft.evaluation.selections import Subject
 from cachecraft.evaluation.settings import Progress, Settings
+from cachecraft.reporting.needle_map import spots
 from cachecraft.reporting.tables import notes
 from cachecraft.runtime.structure import ModelStructure
 
@@ -37,17 +38,18 @@ def measured(subject: Subject, run: Path, **changes: Any) -> Evaluation:
 
 
 def test_a_sweep_is_one_run_with_a_table_for_each_length_and_may_grow(subject: Subject, tmp_path: Path) -> None:
-    tasks = ("needle:0", "needle:100")
-    first = measured(subject, tmp_path / "run", tasks=tasks, length=600, scoring=("answer",))
+    essay = write_essay(tmp_path / "essay.txt")
+    asked: dict[str, Any] = {"tasks": ("needle:0", "needle:100"), "scoring": ("answer",), "essays": (str(essay),)}
+    first = measured(subject, tmp_path / "run", length=600, **asked)
     assert first.lengths == (600,)
-    both = measured(subject, tmp_path / "run", tasks=tasks, length=(600, 700), scoring=("answer",))
+    both = measured(subject, tmp_path / "run", length=(600, 700), **asked)
     assert both.lengths == (600, 700) and both.settings["length"] == [600, 700]
     assert [summary.length for summary in both.summaries()] == [600, 700]
     assert len(both.results) == 2 * 2 * 2
-    written = {path.name for path in both.export()}
-    assert {"needle.csv", "needle_0.5.png", "needle_0.5.svg", "score_answer.png"} <= written
-    rows = (tmp_path / "run" / "needle.csv").read_text().splitlines()
-    assert len(rows) == 1 + 2 * 2 * 2 and rows[0].startswith("policy,budget,depth,length,items,found,rouge1_recall")
+    cells = spots(both.results, both.texts)
+    assert {(each.depth, each.length, each.items) for each in cells} == {
+        (d, n, 1) for d in (0, 100) for n in (600, 700)
+    }
 
 
 def test_limit_takes_what_there_is_and_skip_long_says_what_it_left_out(

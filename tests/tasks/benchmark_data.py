@@ -122,3 +122,9 @@ def write_benchmarks(folder: Path) -> Path:
         + "\n\n# Answer\n\nA\n"
     )
     return folder
+
+
+def write_essay(file: Path) -> Path:
+    """Prose of our own, enough for three splits."""
+    file.write_text(" ".join(f"{story(number, 4)}\n\n" for number in range(60)))
+    return file

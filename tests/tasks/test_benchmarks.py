@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.tasks.benchmark_data import lines, longbench_rows, mini_file, write_benchmarks
+from tests.tasks.benchmark_data import lines, longbench_rows, mini_file, write_benchmarks, write_essay
 from transformers import PreTrainedTokenizerFast
 
 from cachecraft.errors import TaskError
@@ -254,8 +254,11 @@ def test_without_datasets_a_hub_data_set_says_what_to_install(monkeypatch: pytes
         choose_tasks(["longbench:qasper"], sources=Sources(data=("hub:someone/something",)))
 
 
-def test_the_needle_stands_at_its_depth_and_its_value_is_the_answer(plain: PreTrainedTokenizerFast) -> None:
-    for task, depth in zip(load_tasks(["needle:0", "needle:70"]), (0, 70), strict=True):
+def test_the_needle_stands_at_its_depth_and_its_value_is_the_answer(
+    tmp_path: Path, plain: PreTrainedTokenizerFast
+) -> None:
+    sources = Sources((write_essay(tmp_path / "essay.txt"),))
+    for task, depth in zip(load_tasks(["needle:0", "needle:70"], sources=sources), (0, 70), strict=True):
         item = take(task, plain, length=2000, split="test")
         (needle,) = (segment for segment in item.segments if segment.name == "needle")
         opening = item.segments[0].end

@@ -68,12 +68,12 @@ def evaluate(
     store.log_reading(settings.split, purpose, datetime.now(UTC).isoformat(timespec="seconds"))
     clock = Stopwatch()
     wanted: list[str] = []
-    total, done = plan.total, 0
+    done = 0
 
     def report(task: str, count: int) -> None:
         nonlocal done
         done += 1
-        progress(Progress(done, total, task, count, clock.seconds))
+        progress(Progress(done, plan.total, task, count, clock.seconds))
 
     def pending() -> Iterator[Pending]:
         for task, item in plan.items(subject, settings, clock):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cachecraft.tasks.benchmark import BenchmarkTask, Sample
-from cachecraft.tasks.data_files import DataFile, Entry, Text, checked
+from cachecraft.tasks.data_files import DataFile
+from cachecraft.tasks.entries import Entry, Text, checked
 from cachecraft.tasks.longbench import longbench_task
 from cachecraft.tasks.scoring.code_lines import line_similarity, readable
 from cachecraft.tasks.sources import Sources

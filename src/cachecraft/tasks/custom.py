@@ -23,7 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cachecraft.errors import TaskError, UnknownNameError
 from cachecraft.tasks.benchmark import BenchmarkTask, Sample
-from cachecraft.tasks.data_files import Text, checked, json_lines, place, read_text, wrong
+from cachecraft.tasks.data_files import json_lines, read_text
+from cachecraft.tasks.entries import Text, checked, place, wrong
 from cachecraft.tasks.scoring.longbench import chinese_missing
 from cachecraft.tasks.scoring.named import metric_named
 from cachecraft.tasks.sources import Sources

@@ -1,7 +1,6 @@
 """Reads the data that a user names: JSON and JSON lines, plain, gzipped or zipped, folders of them, hub data sets.
 
-A file's form is known by its first entry; what a form's fields mean is the business of the tasks that read it. Says
-in one sentence what in a file is wrong: which file, which entry or line, which field.
+A file's form is known by its first entry; what a form's fields mean is the business of the tasks that read it.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
-
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from typing import Any, Literal
 
 from cachecraft.errors import TaskError
 from cachecraft.tasks.choice_files import read_pairs
+from cachecraft.tasks.entries import place
 
 Form = Literal[
     "squad",
@@ -45,15 +43,6 @@ FORMS: Mapping[Form, str] = {
 }
 HUB = "hub"  # named instead of a file
 ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".zip")
-
-Text = Annotated[str, StringConstraints(min_length=1)]
-_Model = TypeVar("_Model", bound=BaseModel)
-
-
-class Entry(BaseModel):
-    """Part of a published file; fields that no task needs are passed over, unlike in files of our own."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 @dataclass(frozen=True)
@@ -83,11 +72,6 @@ class DataFile:
             yield from ((f'["{key}"]', entry) for key, entry in self.content.items())
         else:
             yield from ((place(number, self.lines), entry) for number, entry in enumerate(self.content))
-
-
-def place(number: int, lines: bool) -> str:
-    """Where an entry stands, as messages say it."""
-    return f"line {number + 1}, " if lines else f"[{number}]"
 
 
 def read_data(names: Sequence[str]) -> tuple[DataFile, ...]:
@@ -136,35 +120,6 @@ def hub_rows(repository: str, config: str | None, split: str) -> list[Any]:
         raise TaskError(
             f"The data set {repository} could not be loaded ({reason}); download its file and name it with --data."
         ) from error
-
-
-def checked(model: type[_Model], content: Any, name: str, where: str = "") -> _Model:
-    """An entry of a form.
-
-    Args:
-        model: The form.
-        content: The entry.
-        name: Of the file.
-        where: Its place, as `DataFile.entries` gives it.
-
-    Raises:
-        TaskError: A field is missing or has another type; the sentence says which.
-    """
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
-        said = {"missing": "is missing", "model_type": "should be an object with fields"}
-        what = said.get(first["type"], first["msg"].removeprefix("Input "))
-        raise wrong(name, where, steps, what) from error
-
-
-def wrong(name: str, where: str, field: str, what: str) -> TaskError:
-    """The error of an entry that is not as its form has it."""
-    field = field if where.startswith("[") else field.removeprefix(".")
-    seen = f"{where}{field}".removesuffix(", ") or "the whole"
-    return TaskError(f"The data in {name} has another form than expected: {seen} {what}; mend or leave it out.")
 
 
 def json_lines(text: str, name: str) -> list[Any]:

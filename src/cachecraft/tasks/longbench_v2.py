@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from cachecraft.tasks.benchmark import BenchmarkTask, Sample
-from cachecraft.tasks.data_files import Entry, Text, checked
+from cachecraft.tasks.entries import Entry, Text, checked
 from cachecraft.tasks.scoring.final_answers import choice
 from cachecraft.tasks.sources import Sources
 from cachecraft.tasks.task import Task

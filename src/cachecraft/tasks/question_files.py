@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from cachecraft.tasks.data_files import DataFile, Entry, Text, checked, hub_rows, read_data, wrong
+from cachecraft.tasks.data_files import DataFile, hub_rows, read_data
+from cachecraft.tasks.entries import Entry, Text, checked, wrong
 from cachecraft.tasks.questions import Asked, Block
 
 Form = Literal["squad", "hotpot"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pydantic import Field
 
 from cachecraft.tasks.benchmark import BenchmarkTask, Sample
-from cachecraft.tasks.data_files import Entry, Text, checked, wrong
+from cachecraft.tasks.entries import Entry, Text, checked, wrong
 from cachecraft.tasks.metrics import string_match_part
 from cachecraft.tasks.scoring.final_answers import last_number
 from cachecraft.tasks.sources import Sources

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from cachecraft.errors import TaskError
 from cachecraft.tasks.benchmark import BenchmarkTask, Sample
-from cachecraft.tasks.data_files import FORMS, Entry, Form, Text, checked, wrong
+from cachecraft.tasks.data_files import FORMS, Form
+from cachecraft.tasks.entries import Entry, Text, checked, wrong
 from cachecraft.tasks.scoring.final_answers import gsm8k_reference, gsm8k_strict, math_match
 from cachecraft.tasks.sources import Sources
 from cachecraft.tasks.task import Task

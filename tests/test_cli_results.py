@@ -1,0 +1,85 @@
+"""The commands around results as a person meets them: tasks, compare, pitfalls, heatmap, and their bad inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cachecraft.cli import app
+from cachecraft.evaluation.settings import IDENTITY
+from cachecraft.evaluation.store import open_run
+from tests.evaluation.made_runs import SETTINGS, result, wide, write
+from tests.tasks.benchmark_data import write_benchmarks
+
+
+def run(*arguments: str | Path) -> tuple[int, str]:
+    found = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "100"})
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return found.exit_code, " ".join(found.output.split())
+
+
+def test_tasks_lists_what_there_is_and_what_is_missing_here(tmp_path: Path) -> None:
+    code, told = run("tasks")
+    assert code == 0
+    assert "gsm8k: GSM8K (arXiv 2110.14168)" in told and "licence: MIT" in told
+    assert "missing: gsm8k needs GSM8K's test.jsonl: give it with --data" in told
+    assert "needle:50 ready recall of one sentence 50 % into prose" in told
+    assert "rouge_l F of ROUGE-L (LongBench)" in told
+    code, told = run("tasks", "longbench", "--data", write_benchmarks(tmp_path / "data"))
+    assert "longbench:qasper ready" in told and "needs LongBench's musique.jsonl" in told
+    assert run("tasks", "longbensh") == (
+        2,
+        "Error: There is no family of tasks named 'longbensh'; did you mean "
+        + ("longbench or longbench_v2 or mini_longbench?"),
+    )
+
+
+def test_compare_says_what_is_shown_and_what_is_not(tmp_path: Path) -> None:
+    scores = {"full": wide(0, 0.8), "good": wide(1, 0.7), "bad": wide(2, 0.3)}
+    code, told = run("compare", write(tmp_path / "run", scores), "--margin", "30")
+    assert code == 0
+    assert "good beats bad at 0.5 by" in told
+    assert "is within 30 points of the full cache: shown" in told and ": not shown" in told
+    assert "1 comparisons of answer scores" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["compare", "RUN"], "no two policies to compare"),
+        (["compare", "RUN", "--against", "nobody"], "There is no row of these runs named 'nobody'"),
+        (["compare", "RUN", "--margin", "0"], "--margin 0 is no margin"),
+        (["compare", "RUN", "--scoring", "rouge"], "hold no results under scoring 'rouge'"),
+        (["compare", "absent"], "absent is not a run folder"),
+        (["pitfalls", "RUN", "--scoring", "rouge"], "holds no results under scoring 'rouge'"),
+        (["heatmap", "RUN"], "holds no answers to needle tasks; measure some with --tasks needle"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_exit_code_2(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", {"a": [1.0, 0.0]})
+    code, told = run(*[str(folder) if part == "RUN" else part for part in arguments])
+    assert code == 2 and sentence in told
+
+
+def test_heatmap_prints_depth_by_length_and_pitfalls_what_survived(tmp_path: Path) -> None:
+    store = open_run(tmp_path / "run", SETTINGS | {"length": [512, 1024]}, IDENTITY)
+    for length in (512, 1024):
+        for depth in (0, 50):
+            kept = {"segments": {}, "survived": {"answer": depth == 0}, "whole": {"answer": 0.5}}
+            detail = {"answer": "the number for x is: 7", "retention": kept}
+            text = {"length": length, "needles": ["One of the special magic numbers for x is: 7."]}
+            name = f"needle:{depth}"
+            store.add([result("keydiff", length, float(depth == 0), task=name, detail=detail)], text)
+    store.close()
+    code, told = run("heatmap", tmp_path / "run")
+    assert code == 0
+    assert "keydiff at 0.5: share found" in told and "ROUGE-1 recall" in told
+    rows = (tmp_path / "run" / "needle.csv").read_text().splitlines()
+    assert rows[0] == "policy,budget,depth,length,items,found,rouge1_recall,rouge1_f" and len(rows) == 5
+    assert (tmp_path / "run" / "needle_0.5.svg").stat().st_size > 1000
+    code, told = run("pitfalls", tmp_path / "run")
+    assert code == 0 and "keydiff 0.5 needle:50 2 0.00 0.50 — 0.00" in told
+    assert run("heatmap", tmp_path / "run", "--policy", "nobody")[0] == 2
