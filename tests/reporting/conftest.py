@@ -43,11 +43,8 @@ def evaluation_run(folder: Path, *, items: int = 4, unfinished: bool = False) ->
     for task in ("ruler:vt", "ruler:cwe"):
         for item in range(items):
             found = []
-            for label, budget, value in (
-                ("full", "0", 1.0),
-                ("keydiff", "0.75", float(item % 2)),
-                (ATTACK, "0.75", 0.5),
-            ):
+            rows = (("full", "0", 1.0), ("keydiff", "0.75", float(item % 2)), (ATTACK, "0.75", 0.5))
+            for label, budget, value in rows:
                 if unfinished and item == items - 1 and label == ATTACK:
                     continue
                 detail: dict[str, Any] = {"answer": f"{BREAKOUT} {item}"}
@@ -136,12 +133,14 @@ def discovery_run(folder: Path, count: int, *, going_on: bool = False) -> Path:
         connection.execute("INSERT INTO population VALUES ('seconds', '90.5')")
     with connection:
         connection.execute(
-            "CREATE TABLE diagnoses (number, generation, candidate, kind, what, evidence, action, change, verdict, reviewed, result)"
+            "CREATE TABLE diagnoses (number, generation, candidate, kind, what, evidence, action, change, verdict, "
+            "reviewed, result)"
         )
         row = (1, 1, 8, "stagnation", BREAKOUT, "no gain", "wider", "{}", "kept", None, "")
         connection.execute("INSERT INTO diagnoses VALUES (?,?,?,?,?,?,?,?,?,?,?)", row)
         connection.execute(
-            "CREATE TABLE llm_calls (number, generation, slot, model, state, outcome, text, tokens_in, tokens_out, money, seconds)"
+            "CREATE TABLE llm_calls (number, generation, slot, model, state, outcome, text, tokens_in, tokens_out, "
+            "money, seconds)"
         )
         call = (1, 1, 2, "big-model", "done", "parsed", BREAKOUT, 10, None, None, 2.0)
         connection.execute("INSERT INTO llm_calls VALUES (?,?,?,?,?,?,?,?,?,?,?)", call)

@@ -1,4 +1,4 @@
-"""The report: everything of a run on one page that needs nothing else, nothing of a run that acts, runs as they stand."""
+"""The report: all of a run on one page that needs nothing else, nothing of a run that acts, runs as they stand."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ page's own policy allows no script but the one it was made with, and no connecti
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -100,9 +101,9 @@ def write_report(folders: Sequence[Path], path: Path) -> Path:
         partial.write_text(page, encoding="utf-8", errors="replace")
         os.replace(partial, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise RunError(f"The report {path} cannot be written ({error.strerror}); name another file with -o.") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 
