@@ -200,7 +200,7 @@ def _grid(archive: Archive, good: Sequence[Candidate]) -> dict[str, tuple[tuple[
     means = [each.fitness.mean for each in best.values() if each.fitness]
     low, high = max(min(means, default=0.0), 0.0), max(means, default=1.0)
 
-    def cell(recency: int, agreement: int, cost: int) -> GridCell:
+    def drawn(recency: int, agreement: int, cost: int) -> GridCell:
         place = (recency * (len(AGREEMENT_EDGES) + 1) + agreement) * len(COSTS) + cost
         elite = best.get(place)
         if elite is None or elite.fitness is None:
@@ -210,7 +210,7 @@ def _grid(archive: Archive, good: Sequence[Candidate]) -> dict[str, tuple[tuple[
 
     return {
         cost: tuple(
-            tuple(cell(recency, agreement, place) for recency in range(len(RECENCY_EDGES) + 1))
+            tuple(drawn(recency, agreement, place) for recency in range(len(RECENCY_EDGES) + 1))
             for agreement in range(len(AGREEMENT_EDGES) + 1)
         )
         for place, cost in enumerate(COSTS)
