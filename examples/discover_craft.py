@@ -12,8 +12,10 @@ import cachecraft
 
 TASKS = tuple(f"ruler:niah_{name}" for name in ("single_1", "single_2", "single_3", "multikey_1", "multivalue"))
 SEARCHES = {
-    "first": cachecraft.DiscoverySettings(TASKS, ratios=(0.75, 0.88), length=1024, seed=1, items=3),
-    "second": cachecraft.DiscoverySettings(TASKS, ratios=(0.75, 0.88, 0.95), length=1024, seed=2, items=3),
+    "first": cachecraft.DiscoverySettings(TASKS, ratios=(0.75, 0.88), length=1024, seed=1, items=3, without=("craft",)),
+    "second": cachecraft.DiscoverySettings(
+        TASKS, ratios=(0.75, 0.88, 0.95), length=1024, seed=2, items=3, without=("craft",)
+    ),
 }
 
 

@@ -50,6 +50,7 @@ def discover(
     start: Annotated[
         list[str] | None, typer.Option(help="NAME or FILE.py to begin with instead of all that is built in; repeat.")
     ] = None,
+    without: Annotated[list[str] | None, typer.Option(help="Built-in policy not to begin with; repeat.")] = None,
     islands: Annotated[int, typer.Option(help="Populations that breed apart.")] = 1,
     proposer: Annotated[
         str | None, typer.Option(help="Where programs come from: mutate (the default), llm, or mix of both.")
@@ -105,6 +106,7 @@ def discover(
             items=items,
             level=level,
             islands=islands,
+            without=tuple(without or ()),
         )
         spent, dtypes = parse_budget(budget), [dtype]
         if replay is not None:

@@ -16,10 +16,11 @@ from cachecraft.evolution.loop import SearchProgress
 from cachecraft.evolution.settings import DiscoverySettings, SearchBudget
 from cachecraft.models import LoadedModel
 
-POLICIES = ("streaming_llm", "knorm", "keydiff", "vnorm", "vk_ratio", "snapkv", "tova", "frc")
+POLICIES = ("craft", "streaming_llm", "knorm", "keydiff", "value_diversity", "vk_ratio", "snapkv", "tova")
 RATIOS = (0.5, 0.75, 0.88)
 TASKS = ("ruler:niah_single_1", "ruler:niah_single_2", "ruler:niah_multikey_1", "ruler:niah_multivalue")
 ABLE = 0.5  # full-cache score from which a task is used
+FOUND = ("craft",)  # what an earlier search found is no seed of this one: it shall find something itself
 SEARCHED = 2  # tasks that the discovery is measured on: the last of the able ones, which have an essay as haystack
 
 
@@ -65,7 +66,14 @@ def short_discovery(
         progress: Called as candidates are evaluated.
     """
     settings = DiscoverySettings(
-        tasks=tuple(tasks[-SEARCHED:]), ratios=RATIOS[1:], quick=1, items=1, validation=1, again=1, batch=12
+        tasks=tuple(tasks[-SEARCHED:]),
+        ratios=RATIOS[1:],
+        quick=1,
+        items=1,
+        validation=1,
+        again=1,
+        batch=12,
+        without=FOUND,
     )
     budget = SearchBudget(candidates=candidates)
     found = discover(

@@ -28,7 +28,7 @@ from cachecraft.sandbox import Limits, Program, Sandbox
 # All that decides what a search does; only limits of time and workers may change between its commands.
 IDENTITY = (
     *("command", "models", "revisions", "dtypes", "tasks", "ratios", "length", "seed", "level", "features", "islands"),
-    *("quick", "items", "batch", "again", "most", "validation", "start"),
+    *("quick", "items", "batch", "again", "most", "validation", "start", "without"),
     *("proposer", "llm_models", "llm_prices", "temperature", "reply_tokens", "prompt_characters", "prompts"),
     "diagnosis",
 )

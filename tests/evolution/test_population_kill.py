@@ -32,7 +32,11 @@ def search(folder: Path, pause: float) -> None:
             proposer.tell(each)
         while population.generation < 5:
             if not population.is_open:
-                batch = proposer.ask(population, 4) if population.generation else seed_proposals(interface, 5, 0)[:8]
+                batch = (
+                    proposer.ask(population, 4)
+                    if population.generation
+                    else seed_proposals(interface, 5, grammar_programs=0)[:8]
+                )
                 again = [each.number for each in population.archive.due(2, limit=40)]
                 population.begin(batch, interface, again)
             for each in population.pending():

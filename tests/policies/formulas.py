@@ -254,6 +254,24 @@ def value_key_ratio(layer: LayerFeatures) -> Tensor:
     return exact(layer, "values").norm(dim=-1) / exact(layer, "keys").norm(dim=-1)
 
 
+def craft(layer: LayerFeatures) -> Tensor:
+    keys, values, tokens = exact(layer, "keys"), exact(layer, "values"), layer.tokens
+    depth = (layer.layer + 1) / layer.layers
+    rows = []
+    for head in range(layer.kv_heads):
+        plain = torch.stack([turned_back(layer, keys[head, j], j) for j in range(tokens)])
+        away = (plain - plain.mean(0)) / plain.std(0, correction=0).clamp(min=1e-6)
+        unusual = [max(float((row.abs() ** 4).mean()), 1e-9) for row in away]
+        logs = torch.tensor([math.log(x) for x in unusual], dtype=torch.float64)
+        common = (logs - logs.mean()) / logs.std(correction=0).clamp(min=1e-6)
+        weight = ranks([float(row.norm()) for row in values[head]])
+        apart = ranks((-cosine_to_mean(plain[None])[0]).tolist())
+        score = [float(c) + 1.5 * depth * w + a for c, w, a in zip(common, weight, apart, strict=True)]
+        near = [score[max(0, j - 1) : j + 2] for j in range(tokens)]
+        rows.append([sum(x) / len(x) for x in near])
+    return torch.tensor(rows)
+
+
 NAIVE: dict[str, Callable[[LayerFeatures], Tensor]] = {
     "streaming_llm": lambda x: torch.arange(float(x.tokens)).expand(x.kv_heads, -1),
     "knorm": lambda x: -exact(x, "keys").norm(dim=-1),
@@ -275,4 +293,5 @@ NAIVE: dict[str, Callable[[LayerFeatures], Tensor]] = {
     "cur": cur,
     "q_filter": q_filter,
     "frc": frc,
+    "craft": craft,
 }

@@ -24,7 +24,7 @@ SHAPES = {torch.float32: (2, 3), torch.bfloat16: (1, 4), torch.float16: (3, 1)}
 PUBLISHED = (
     *("random", "streaming_llm", "knorm", "vnorm", "keydiff", "value_diversity", "vk_ratio", "paged_eviction"),
     *("snapkv", "tova", "observed_attention", "h2o", "scissorhands", "expected_attention", "lagkv", "noncausal"),
-    *("leverage", "compactor", "cur", "q_filter", "caote", "criticalkv", "frc", "pooled", "protected"),
+    *("leverage", "compactor", "cur", "q_filter", "caote", "criticalkv", "frc", "pooled", "protected", "craft"),
 )
 
 

@@ -184,7 +184,7 @@ def _ask(
         count = min(count, budget.candidates - len(population.told()))
     known = len(population.told())
     start = start_proposals(settings.start)
-    seeds = start or seed_proposals(settings.interface, settings.seed)
+    seeds = start or seed_proposals(settings.interface, settings.seed, settings.without)
     proposals = seeds[known : known + count] if known < len(seeds) else proposer.ask(population, count)
     if not proposals:
         return False

@@ -77,6 +77,7 @@ class DiscoverySettings:
         islands: Populations that breed apart.
         seconds: Time that a candidate may take for its choices on all items of a stage.
         start: Names and sources of the programs to begin with, instead of the built-in policies and single signals.
+        without: Built-in policies not to begin with, such as one that an earlier search found.
     """
 
     tasks: tuple[str, ...]
@@ -94,6 +95,7 @@ class DiscoverySettings:
     islands: int = 1
     seconds: float = 20.0
     start: tuple[tuple[str, str], ...] = ()
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be searched with.

@@ -126,7 +126,7 @@ def searched(folder: Path, interface: Interface, generations: int, reopen: bool,
     population = Population(folder, PopulationSettings(seed=seed))
     proposer = MutateProposer(interface)
     for generation in range(generations + 1):
-        batch = proposer.ask(population, 6) if generation else seed_proposals(interface, seed, 3)
+        batch = proposer.ask(population, 6) if generation else seed_proposals(interface, seed, grammar_programs=3)
         for each in evaluated(population, population.begin(batch, interface)):
             proposer.tell(each)
         if reopen:
@@ -168,7 +168,7 @@ def test_proposals_are_new_short_allowed_and_keep_the_contract_at_every_level(
 
 
 def test_seeds_are_the_built_in_policies_as_they_are_and_programs_of_the_grammar() -> None:
-    found = seed_proposals(ALL, 0, 4)
+    found = seed_proposals(ALL, 0, grammar_programs=4)
     sources = [each.source for each in found]
     assert load_policy("keydiff").source in sources
     assert load_policy("random").source not in sources
@@ -176,8 +176,8 @@ def test_seeds_are_the_built_in_policies_as_they_are_and_programs_of_the_grammar
     assert any(each.note.startswith("Single signal") for each in found)
     assert all(each.parents == () and each.proposer == "seed" for each in found)
     assert len({program_id(source) for source in sources}) == len(sources)
-    assert found == seed_proposals(ALL, 0, 4)
-    keys = seed_proposals(Interface("scorer", frozenset({"keys"})), 0, 1)
+    assert found == seed_proposals(ALL, 0, grammar_programs=4)
+    keys = seed_proposals(Interface("scorer", frozenset({"keys"})), 0, grammar_programs=1)
     assert {"Built-in policy keydiff", "Built-in policy knorm"} <= {each.note for each in keys}
     assert all("values" not in each.note for each in keys)
 

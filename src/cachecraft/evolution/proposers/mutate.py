@@ -177,12 +177,15 @@ def mutations(conduct: Conduct) -> MutateProposer:
     return MutateProposer(conduct.interface, names or None, evenly=conduct.evenly)
 
 
-def seed_proposals(interface: Interface, seed: int, grammar_programs: int = 12) -> list[Proposal]:
+def seed_proposals(
+    interface: Interface, seed: int, without: Sequence[str] = (), *, grammar_programs: int = 12
+) -> list[Proposal]:
     """What a run begins with: every built-in policy that can be bred from, as it is, and programs of the grammar.
 
     Args:
         interface: Its features must cover what a built-in policy reads.
         seed: Of the programs of several terms.
+        without: Built-in policies to leave out.
         grammar_programs: How many of those.
 
     Returns:
@@ -194,7 +197,7 @@ def seed_proposals(interface: Interface, seed: int, grammar_programs: int = 12) 
             policy = load_policy(name)
         except PolicyLoadError:
             continue  # it wraps another policy
-        if name != "random" and interface.offers(*policy.needs):
+        if name != "random" and name not in without and interface.offers(*policy.needs):
             found.append(Proposal(policy.source, (), "seed", f"Built-in policy {name}", "seed"))
     # Two methods may choose by the same program, as PagedEviction does at prefill.
     found = list({program_id(each.source): each for each in reversed(found)}.values())[::-1]
