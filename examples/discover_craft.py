@@ -11,11 +11,10 @@ import sys
 import cachecraft
 
 TASKS = tuple(f"ruler:niah_{name}" for name in ("single_1", "single_2", "single_3", "multikey_1", "multivalue"))
+COMMON = {"tasks": TASKS, "length": 1024, "items": 3, "without": ("craft",)}
 SEARCHES = {
-    "first": cachecraft.DiscoverySettings(TASKS, ratios=(0.75, 0.88), length=1024, seed=1, items=3, without=("craft",)),
-    "second": cachecraft.DiscoverySettings(
-        TASKS, ratios=(0.75, 0.88, 0.95), length=1024, seed=2, items=3, without=("craft",)
-    ),
+    "first": cachecraft.DiscoverySettings(ratios=(0.75, 0.88), seed=1, **COMMON),
+    "second": cachecraft.DiscoverySettings(ratios=(0.75, 0.88, 0.95), seed=2, **COMMON),
 }
 
 
