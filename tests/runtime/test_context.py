@@ -156,10 +156,11 @@ def test_a_tiny_context_keeps_at_least_one_entry(tiny_llama, plain_tokenizer, ti
         context = prefill(tiny_llama, plain_tokenizer, text, policy=policy, ratio=0.99)
         assert context.tokens == len(plain_tokenizer(text)["input_ids"])
         assert context.kept.tolist() == [[1, 1], [1, 1]]
-        assert isinstance(context.ask("why?", max_new_tokens=3), str)
-    chat = prefill(tiny_llama, tiny_tokenizer, text, policy=policy, ratio=0.5)
-    assert int(chat.kept.min()) >= 1
-    assert isinstance(chat.ask("why?", max_new_tokens=3), str)
+        assert isinstance(context.ask("?", max_new_tokens=1), str)
+    else:
+        chat = prefill(tiny_llama, tiny_tokenizer, text, policy=policy, ratio=0.5)
+        assert int(chat.kept.min()) >= 1
+        assert isinstance(chat.ask("?", max_new_tokens=1), str)
 
 
 def test_a_one_token_context_answers_as_the_plain_model_does(tiny_model, plain_tokenizer) -> None:

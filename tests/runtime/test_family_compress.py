@@ -106,7 +106,9 @@ def test_new_tokens_see_what_was_kept_and_what_their_windows_show(
     reference, family, by_place, hold_back: int, allocating: bool
 ) -> None:
     model, sliding = model_of(family), SLIDING.get(family, [])
-    rows = [reference.random_ids(length, length) for length in (48, 36)]  # longer than where longrope changes
+    rows = [
+        reference.random_ids(length, length) for length in (60, 46)
+    ]  # what is read first is longer than where longrope changes
     cache = DynamicCache()
     with compress(model, policy=by_place(allocating), ratio=0.6, hold_back=hold_back):
         tokens, logits = answered(model, rows, cache=cache)
@@ -212,7 +214,7 @@ def test_where_every_layer_slides_generating_ends_with_the_window(reference) -> 
         generated(model, [reference.random_ids(WIDE_WINDOW - NEW, 1)])
         assert run.last.kept[:, 0].unique().tolist() == [(WIDE_WINDOW - NEW - 8) // 2 + 8]
         with pytest.raises(ModelError, match="the sliding window of all its layers, beyond which it forgets by itself"):
-            generated(model, [reference.random_ids(WIDE_WINDOW - NEW + 1, 1)])
+            generated(model, [reference.random_ids(WIDE_WINDOW - NEW + 2, 1)])
 
 
 def test_rows_that_longrope_would_rotate_otherwise_alone_are_refused(reference) -> None:
