@@ -51,6 +51,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--search-samples", type=int, default=3, help="search items per task (default: %(default)s)")
     parser.add_argument("--iterations", type=int, default=10, help="generations of a group (default: %(default)s)")
     parser.add_argument("--granularity", default="layer", help="layer or head (default: %(default)s)")
+    parser.add_argument("--heads", default="alike", help="alike or adaptive (default: %(default)s)")
     parser.add_argument("--with-params", action="store_true", help="search the scorer's constants along")
     parser.add_argument("--samples", type=int, default=10, help="`table`: test items per task (default: %(default)s)")
     parser.add_argument("--headline-items", type=int, default=300, help="test items at least (default: %(default)s)")
@@ -79,6 +80,7 @@ def searched(
 ) -> tuple[str, Path]:
     """Search budgets, or read what was found: the policy with its constants, and the file."""
     name = f"{policy.replace(':', '-').replace('/', '-')}-{budget.label.replace(' ', '-')}-{options.granularity}"
+    name += "-adaptive" if options.heads == "adaptive" else ""
     name += "-params" if options.with_params else ""
     with report.progress() as bar:
         found = search_budgets(
@@ -87,7 +89,10 @@ def searched(
             tasks=tasks,
             asked=SearchTask(budget, length=options.length, samples=options.search_samples, held_out=0),
             settings=EvolKVSettings(
-                iterations=options.iterations, granularity=options.granularity, with_params=options.with_params
+                iterations=options.iterations,
+                granularity=options.granularity,
+                heads=options.heads,
+                with_params=options.with_params,
             ),
             run=options.runs / name,
             data=options.data,

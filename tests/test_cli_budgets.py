@@ -33,7 +33,7 @@ def run(*arguments: str | Path) -> tuple[int, str]:
 
 def test_a_search_prints_its_table_and_says_how_to_use_what_it_found(tmp_path: Path) -> None:
     folder = tmp_path / "b1"
-    code, output = run("budgets", *SMALL, "--target", "24", "--population", "4", "--run", folder)
+    code, output = run("budgets", *SMALL, "--target", "24", "--population", "4", "--heads", "adaptive", "--run", folder)
     assert code == 0
     assert "evolkv" in output and "reversed_pyramid" in output and f"--allocation {folder}" in output.replace("\n", "")
     assert {"budgets.json", "budgets.png", "budgets.svg", "run.yaml", "run.sqlite"} <= {
@@ -60,6 +60,7 @@ def test_a_search_prints_its_table_and_says_how_to_use_what_it_found(tmp_path: P
         (["--target", "24", "--policy", "knrm"], "did you mean knorm"),
         (["--target", "24", "--granularity", "token"], "choose layer or head"),
         (["--target", "24", "--fitness", "rouge"], "choose likelihood or answer"),
+        (["--target", "24", "--heads", "adaptive", "--granularity", "head"], "choose one of the two"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], sentence: str) -> None:

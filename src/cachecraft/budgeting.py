@@ -170,7 +170,13 @@ class _Setup:
     def calibration(self, split: str) -> Calibration:
         traces = self.folder / "traces" / split
         ranked = not self.settings.with_params
-        return Calibration(self.subject, self.tasks, self.asked, split, traces, ranked=ranked)
+        shared = self.adaptive_heads
+        return Calibration(self.subject, self.tasks, self.asked, split, traces, ranked=ranked, adaptive_heads=shared)
+
+    @property
+    def adaptive_heads(self) -> bool:
+        """Whether the heads of a layer share its budget by score."""
+        return self.settings.heads == "adaptive"
 
     def begin(self, calibration: Calibration) -> tuple[Scorer, EvolKV]:
         """The scorer and the search at its beginning."""
@@ -214,12 +220,16 @@ class _Setup:
         budgets = search.best.budgets
         return apportion(budgets, len(budgets) * target, min(self.settings.minimum, target), search.most)
 
+    def explicit(self, budgets: Sequence[float], layers: int) -> Allocation:
+        """Budgets as an allocation, heads as they are searched with."""
+        return explicit(budgets, layers, adaptive_heads=self.adaptive_heads)
+
     def rows(self, search: EvolKV, scorer: Scorer) -> dict[str, list[Policy]]:
         """The divisions of the table, all of the same total."""
         assert search.best is not None
         count, layers = len(search.best.budgets), scorer.layers
         own = scorer.at(search.best)
-        rows = {EVOLKV: [variant(own, allocation=explicit(self.completed(search, search.target), layers))]}
+        rows = {EVOLKV: [variant(own, allocation=self.explicit(self.completed(search, search.target), layers))]}
         if own.id != scorer.policy.id:
             rows["uniform, constants found"] = [variant(own, allocation=Allocation("uniform"))]
         for name in ("uniform", "pyramid", "reversed_pyramid", "adaptive"):
@@ -228,7 +238,9 @@ class _Setup:
         for draw in range(RANDOM_DRAWS):
             chance = random.Random(f"{self.settings.seed}-{draw}")
             draws.append(
-                variant(scorer.policy, allocation=explicit([chance.uniform(0.0, 2.0) for _ in range(count)], layers))
+                variant(
+                    scorer.policy, allocation=self.explicit([chance.uniform(0.0, 2.0) for _ in range(count)], layers)
+                )
             )
         return rows | {"random": draws}
 
@@ -244,6 +256,7 @@ class _Setup:
             model=self.subject.name,
             policy=scorer.at(search.best).specification,
             granularity=self.settings.granularity,
+            heads="adaptive" if self.adaptive_heads else "alike",
             target=search.target,
             tokens=search.most,
             found=_shaped(search.best.budgets, scorer.layers),

@@ -36,6 +36,9 @@ def budgets(
     mean: Annotated[str, typer.Option(help="Whose size counts: that of all layers, or of the group.")] = "all",
     minimum: Annotated[int, typer.Option(help="Least entries of a kv head.")] = 1,
     granularity: Annotated[str, typer.Option(help="layer, or head: kv heads have budgets of their own.")] = "layer",
+    heads: Annotated[
+        str, typer.Option(help="alike, or adaptive: a layer's heads share its budget by score.")
+    ] = "alike",
     with_params: Annotated[bool, typer.Option("--with-params", help="Search the scorer's constants along.")] = False,
     fitness: Annotated[str, typer.Option(help="likelihood of the reference answer, or score of the answer.")] = (
         "likelihood"
@@ -88,6 +91,7 @@ def budgets(
             mean=mean,
             minimum=minimum,
             granularity=granularity,  # type: ignore[arg-type]
+            heads=heads,
             with_params=with_params,
             seed=seed,
         )

@@ -5,15 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cachecraft import api
 from cachecraft.budgeting import BudgetSearch, search_budgets
 from cachecraft.budgets.items import Calibration
-from cachecraft.budgets.search import SearchProgress
+from cachecraft.budgets.search import SearchProgress, explicit
 from cachecraft.budgets.settings import EvolKVSettings, SearchTask
 from cachecraft.errors import BudgetError, PolicyLoadError, RunError
 from cachecraft.evaluation.cells import Budget
 from cachecraft.models import LoadedModel
+from cachecraft.policy.contract import load_policy
+from cachecraft.policy.variants import variant
+from cachecraft.tasks.registry import load_tasks
 
 KEEP, LAYERS = 24, 2
 
@@ -125,6 +129,18 @@ def test_heads_constants_and_answers_can_be_searched_on(loaded: LoadedModel, tmp
     assert len(rows) == LAYERS and all(len(row) == 2 for row in rows)  # type: ignore[arg-type]
     assert found.policy.startswith("snapkv") and found.budgets.target is not None
     assert all(row.validation is None for row in found.budgets.table)
+
+
+@pytest.mark.parametrize("heads", ["alike", "adaptive"])
+@pytest.mark.parametrize("policy", ["keydiff", "h2o"])
+def test_a_vector_is_worth_what_its_file_is_worth(loaded: LoadedModel, tmp_path: Path, policy: str, heads: str) -> None:
+    subject, asked = api.subject_of(loaded), SearchTask(Budget(keep=KEEP), length=360, samples=1)
+    shared = heads == "adaptive"
+    items = Calibration(subject, load_tasks(["ruler:niah_single_1"]), asked, "search", tmp_path, adaptive_heads=shared)
+    made, counts = load_policy(policy), torch.tensor([[10, 10], [38, 38]])
+    (by_counts,) = items.by_counts(0, [(made, counts)])
+    filed = variant(made, allocation=explicit([10, 38], LAYERS, adaptive_heads=shared))
+    assert items.by_policy(0, [filed]) == pytest.approx([by_counts], rel=1e-4)
 
 
 def test_bad_input_is_refused_before_anything_is_measured(loaded: LoadedModel, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from cachecraft.policy.budgets_file import FORMAT, parse_allocation
 from cachecraft.policy.check import synthetic_layer
 from cachecraft.policy.contract import load_policy
 from cachecraft.policy.decide import decide, score, select
+from cachecraft.policy.division import decide_adaptive
 from cachecraft.policy.protection import clip_protection
 from cachecraft.policy.ranking import nested_ranks
 from cachecraft.policy.sequence import decide_sequence
@@ -144,12 +145,23 @@ def test_a_scorer_that_reads_its_budget_is_scored_again_with_its_heads_own() -> 
 )
 def test_one_ranking_gives_what_the_policy_keeps_at_every_budget(spec: str, selector: str | None, nested: bool):
     policy, layer = load_policy(spec, selector=selector), sequence()[1]
-    ranks = nested_ranks(policy, layer)
-    assert (ranks is not None) == nested
-    if ranks is not None:
+    ranking = nested_ranks(policy, layer)
+    assert (ranking is not None) == nested
+    if ranking is not None:
         for keep in ([1, 2], [3, 5], [4, 9], [12, 7], [39, 40]):
             counts = torch.tensor(keep)
-            assert torch.equal(ranks < counts[:, None], decide(policy, layer, [counts])[0].mask)
+            assert torch.equal(ranking.ranks < counts[:, None], decide(policy, layer, [counts])[0].mask)
+
+
+def test_heads_may_share_the_budget_that_a_file_gives_their_layer() -> None:
+    plain = load_policy("snapkv:window=6")
+    shared = variant(plain, allocation=Allocation("explicit", ((3.0,), (1.0,), (2.0,)), adaptive_heads=True))
+    (found,) = decide_sequence(shared, sequence, [10])
+    for layer, decision, keep in zip(sequence(), found, (15, 5, 10), strict=True):
+        alone = decide_adaptive(plain, layer, [keep])[0].mask
+        assert int(decision.mask.sum()) == HEADS * keep and torch.equal(decision.mask, alone)
+    assert shared.id != variant(plain, allocation=Allocation("explicit", ((3.0,), (1.0,), (2.0,)))).id
+    assert Allocation.restored(shared.allocation.identity) == shared.allocation
 
 
 def test_an_allocation_is_part_of_a_policys_identity() -> None:
@@ -183,6 +195,7 @@ def test_a_budgets_file_is_an_allocation(tmp_path: Path) -> None:
         ({"budgets": [[1, 2], [3]]}, "different numbers of kv heads"),
         ({"budgets": []}, "budgets"),
         ({"budgets": [1], "layers": 3}, "layers"),
+        ({"budgets": [[1, 2]], "heads": "adaptive"}, "one number each"),
         ({"budgets": [1], "format": "other"}, "format"),
     ],
 )

@@ -29,8 +29,9 @@ from cachecraft.evaluation.traces import Trace, TraceStore, layer_features, reco
 from cachecraft.policy.allocation import apportion
 from cachecraft.policy.contract import Policy
 from cachecraft.policy.decide import decide
+from cachecraft.policy.division import adaptive_counts, decide_adaptive
 from cachecraft.policy.features import LayerFeatures
-from cachecraft.policy.ranking import nested_ranks
+from cachecraft.policy.ranking import Ranking, nested_ranks
 from cachecraft.policy.sequence import decide_sequence
 from cachecraft.tasks.prompt import render
 from cachecraft.tasks.task import Item, Task
@@ -90,6 +91,7 @@ class Calibration:
         folder: Path,
         *,
         ranked: bool = True,
+        adaptive_heads: bool = False,
     ) -> None:
         """Make the items; none is recorded yet.
 
@@ -101,6 +103,7 @@ class Calibration:
             folder: Where recorded items go that memory has no room for; emptied, since what is there may be of
                 another kind.
             ranked: Rank each item once for all that follows; not where policies change all the time.
+            adaptive_heads: The heads of a layer share its budget by score.
 
         Raises:
             TaskError: A task has no such items, or its prompts cannot be measured in the regime.
@@ -110,8 +113,8 @@ class Calibration:
         shutil.rmtree(folder, ignore_errors=True)
         for task in tasks:
             require_regime(task, asked.regime)
-        self._ranked = ranked
-        self._ranks: dict[tuple[str, str], list[Tensor] | None] = {}
+        self._ranked, self._adaptive_heads = ranked, adaptive_heads
+        self._ranks: dict[tuple[str, str], list[Ranking] | None] = {}
         count = asked.samples if split == "search" else asked.held_out
         self.items = [self._made(task, index, split) for index in range(count) for task in tasks]
 
@@ -123,7 +126,10 @@ class Calibration:
         return CalibrationItem(task, item, context, follow, targets, asked.budget.entries(len(context)))
 
     def by_counts(self, number: int, candidates: Sequence[tuple[Policy, Tensor]]) -> list[float]:
-        """Fitness of candidates on an item, each with the policy that scores and (L, G) int64 counts."""
+        """Fitness of candidates on an item, each with the policy that scores and (L, G) int64 counts.
+
+        Where heads share by score, a layer's counts are alike and say what its heads keep on average.
+        """
         each = self.items[number]
         groups: dict[str, tuple[Policy, list[int]]] = {}
         for place, (policy, _) in enumerate(candidates):
@@ -137,11 +143,15 @@ class Calibration:
                 continue
             for place in places:
                 counts = candidates[place][1]
-                masks[place] = [own < count.unsqueeze(1) for own, count in zip(ranks, counts, strict=True)]
+                masks[place] = [self._kept(own, count) for own, count in zip(ranks, counts, strict=True)]
         if deciding:
             for layer, features in enumerate(self._layers(self._trace(each))):
                 for policy, places in deciding:
-                    decided = decide(policy, features, [candidates[place][1][layer] for place in places])
+                    wanted = [candidates[place][1][layer] for place in places]
+                    if self._adaptive_heads:
+                        decided = decide_adaptive(policy, features, [int(own[0]) for own in wanted])
+                    else:
+                        decided = decide(policy, features, wanted)
                     for place, decision in zip(places, decided, strict=True):
                         masks[place].append(decision.mask)
         return self._measured(each, self._trace(each), masks)
@@ -164,13 +174,18 @@ class Calibration:
     def _layers(self, trace: Trace) -> Iterator[LayerFeatures]:
         return layer_features(self._subject.structure, self._subject.tokenizer, trace)
 
-    def _ranks_of(self, each: CalibrationItem, policy: Policy) -> list[Tensor] | None:
-        """For each compressed layer the ranks (G, T) that serve every budget; None where there are none."""
+    def _kept(self, ranking: Ranking, counts: Tensor) -> Tensor:
+        """(G, T) bool of a layer, at counts (G,), which are alike where the heads are to share them by score."""
+        own = adaptive_counts(ranking.scored, int(counts[0])) if self._adaptive_heads else counts
+        return ranking.ranks < own.to(ranking.ranks.device).unsqueeze(1)
+
+    def _ranks_of(self, each: CalibrationItem, policy: Policy) -> list[Ranking] | None:
+        """For each compressed layer the ranking that serves every budget; None where there is none."""
         key = (each.item.id, policy.id)
         if key not in self._ranks:
             trace = self._trace(each)
             found = [nested_ranks(policy, features) for features in self._layers(trace)]
-            nested = [ranks.int() for ranks in found if ranks is not None]
+            nested = [ranking for ranking in found if ranking is not None]
             self._ranks[key] = nested if len(nested) == len(found) else None
             if self._ranks[key] is not None:
                 self._traces.put(each.item.id, trace.without_queries())

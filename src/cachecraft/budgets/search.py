@@ -167,7 +167,8 @@ def table(
     return {name: math.fsum(means[policy.id] for policy in own) / len(own) for name, own in rows.items()}
 
 
-def explicit(vector: Sequence[float], layers: int) -> Allocation:
+def explicit(vector: Sequence[float], layers: int, *, adaptive_heads: bool = False) -> Allocation:
     """Budgets of a vector, by layer and then kv head, as an allocation."""
     heads = len(vector) // layers
-    return Allocation("explicit", tuple(tuple(vector[place : place + heads]) for place in range(0, len(vector), heads)))
+    shares = tuple(tuple(vector[place : place + heads]) for place in range(0, len(vector), heads))
+    return Allocation("explicit", shares, adaptive_heads=adaptive_heads)

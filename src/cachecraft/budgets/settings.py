@@ -13,6 +13,7 @@ Granularity = Literal["layer", "head"]
 Fitness = Literal["likelihood", "answer"]
 FITNESSES: tuple[Fitness, ...] = ("likelihood", "answer")
 MEANS = ("all", "group")
+HEADS = ("alike", "adaptive")
 GRANULARITIES: tuple[Granularity, ...] = ("layer", "head")
 
 
@@ -30,6 +31,7 @@ class EvolKVSettings:
         mean: Whether the size that counts is the mean over ``all`` layers or over the ``group`` that is searched.
         minimum: Least entries of a kv head.
         granularity: Whether each ``layer`` or each kv ``head`` has a budget of its own.
+        heads: Whether the heads of a layer keep ``alike``, or share its budget by score, ``adaptive``.
         with_params: Search the constants of the scorer along with the budgets.
         seed: Everything by chance derives from it.
     """
@@ -43,6 +45,7 @@ class EvolKVSettings:
     mean: str = "all"
     minimum: int = 1
     granularity: Granularity = "layer"
+    heads: str = "alike"
     with_params: bool = False
     seed: int = 0
 
@@ -66,9 +69,12 @@ class EvolKVSettings:
         for kind, word, known in (
             ("mean", self.mean, MEANS),
             ("granularity", self.granularity, GRANULARITIES),
+            ("division of heads", self.heads, HEADS),
         ):
             if word not in known:
                 raise BudgetError(f"There is no {kind} {word!r}; choose {' or '.join(known)}.")
+        if self.heads == "adaptive" and self.granularity == "head":
+            raise BudgetError("Heads either have budgets of their own or share by score; choose one of the two.")
 
     def record(self) -> dict[str, Any]:
         """As plain values."""

@@ -243,11 +243,13 @@ class Allocation:
         name: One of `NAMES`, or ``"explicit"``.
         shares: Of ``"explicit"``, for each layer one share, or one for each kv head.
         label: What tables call it.
+        adaptive_heads: Of ``"explicit"`` with shares of layers: heads share the layer's as under ``"adaptive"``.
     """
 
     name: str
     shares: tuple[tuple[float, ...], ...] = ()
     label: str = ""
+    adaptive_heads: bool = False
 
     def __str__(self) -> str:
         return self.label or self.name
@@ -255,23 +257,18 @@ class Allocation:
     @property
     def identity(self) -> str:
         """Everything of it that can change a result, as JSON; `restored` reads it."""
-        return json.dumps([self.name, self.shares])
+        return json.dumps([self.name, self.shares, *([True] if self.adaptive_heads else [])])
 
     @classmethod
     def restored(cls, identity: str) -> Allocation:
         """From an `identity`."""
-        name, shares = json.loads(identity)
-        return cls(name, tuple(tuple(map(float, layer)) for layer in shares))
+        name, shares, *adaptive_heads = json.loads(identity)
+        return cls(name, tuple(tuple(map(float, layer)) for layer in shares), adaptive_heads=bool(adaptive_heads))
 
     @property
     def waits(self) -> bool:
         """Whether the scores of all layers must be known before anything is chosen."""
         return self.name == "global"
-
-    @property
-    def follows_scores(self) -> bool:
-        """Whether the division depends on the scores."""
-        return self.name in ("adaptive", "global")
 
     def require_model(self, layers: int, heads: int) -> None:
         """Refuse a model that given shares do not fit; BudgetError."""
@@ -279,7 +276,7 @@ class Allocation:
             require_shares(self.shares, layers, heads)
 
     def planned(self, shape: Shape, keep: int, window: int) -> Division:
-        """The division where it does not depend on scores; `window` as for `pyramid`."""
+        """The division as far as it does not depend on scores; `window` as for `pyramid`."""
         if self.name == "uniform":
             return uniform(shape, keep)
         if self.name == "explicit":

@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from cachecraft.errors import BudgetError, UnknownNameError
 from cachecraft.policy.allocation import NAMES, Allocation
@@ -40,6 +40,7 @@ class BudgetsFile(BaseModel):
         budgets: For each compressed layer a number, or one for each kv head; finite, at least 0, not all 0.
         model, policy: What they were searched for; the policy with the constants found.
         granularity: Whether layers or kv heads have budgets of their own.
+        heads: Whether the heads of a layer keep ``alike`` or share its budget by score, ``adaptive``.
         target: Entries per kv head that the search aimed at.
         tokens: Entries of the shortest context in the search.
         found: The best budgets before completion to the target, in the form of `budgets`.
@@ -57,6 +58,7 @@ class BudgetsFile(BaseModel):
     model: str = ""
     policy: str = ""
     granularity: Literal["layer", "head"] = "layer"
+    heads: Literal["alike", "adaptive"] = "alike"
     target: int | None = None
     tokens: int | None = None
     found: Numbers | None = None
@@ -80,6 +82,12 @@ class BudgetsFile(BaseModel):
         if not any(flat):
             raise ValueError("all budgets are zero")
         return budgets
+
+    @model_validator(mode="after")
+    def _divided_once(self) -> BudgetsFile:
+        if self.heads == "adaptive" and len(rows_of(self.budgets)[0]) > 1:
+            raise ValueError("heads are adaptive, so that layers need one number each")
+        return self
 
 
 def rows_of(budgets: Numbers) -> tuple[tuple[float, ...], ...]:
@@ -125,4 +133,5 @@ def parse_allocation(text: str) -> Allocation:
     path = Path(text).expanduser()
     whole = path.absolute()
     label = whole.parent.name if whole.name == FILE_NAME else whole.stem
-    return Allocation("explicit", rows_of(read_budgets(path).budgets), label)
+    held = read_budgets(path)
+    return Allocation("explicit", rows_of(held.budgets), label, held.heads == "adaptive")

@@ -52,11 +52,15 @@ class Divider:
         chosen = self._policy.allocation
         if chosen is None or chosen.name == "uniform":
             return decide(self._policy, layer, [_alike(layer, keep) for keep in self._keeps])
-        if chosen.follows_scores:
-            return self._adaptive(layer)
+        if chosen.name == "adaptive":
+            return decide_adaptive(self._policy, layer, self._keeps)
         if self._plans is None:
             self._plans = [self._plan(layer, keep) for keep in self._keeps]
-        decisions = decide(self._policy, layer, [plan.counts[place] for plan in self._plans])
+        counts = [plan.counts[place] for plan in self._plans]
+        if chosen.adaptive_heads:
+            decisions = decide_adaptive(self._policy, layer, [int(own[0]) for own in counts])
+        else:
+            decisions = decide(self._policy, layer, counts)
         return [replace(each, note=plan.note) for each, plan in zip(decisions, self._plans, strict=True)]
 
     def _plan(self, layer: LayerFeatures, keep: int) -> Division:
@@ -65,17 +69,34 @@ class Divider:
         assert chosen is not None
         return chosen.planned(Shape(self._layers, layer.kv_heads, layer.tokens), keep, first + last)
 
-    def _adaptive(self, layer: LayerFeatures) -> list[Decision]:
-        decisions: list[Decision] = []
-        scored: Scored | None = None
-        for keep in self._keeps:
-            alike = _alike(layer, keep)
-            if scored is None or scored.read_keep or scored.protect_read_keep:
-                scored = score(self._policy, layer, alike)
-            counts = allocation.adaptive(scored.scores, _protected(scored, alike), keep)
-            own = score(self._policy, layer, counts) if scored.read_keep else scored
-            decisions.append(select(self._policy, own, counts, layer))
-        return decisions
+
+def decide_adaptive(policy: Policy, layer: LayerFeatures, keeps: Sequence[int]) -> list[Decision]:
+    """What stays of a layer whose heads share its budget by score.
+
+    Args:
+        policy: The policy.
+        layer: The layer.
+        keeps: Entries that the layer's heads keep on average, one number for each budget.
+
+    Raises:
+        BudgetError: A budget does not fit.
+        InvariantError: The policy broke the contract; the subclass says how.
+    """
+    decisions: list[Decision] = []
+    scored: Scored | None = None
+    for keep in keeps:
+        if scored is None or scored.read_keep or scored.protect_read_keep:
+            scored = score(policy, layer, _alike(layer, keep))
+        counts = adaptive_counts(scored, keep)
+        own = score(policy, layer, counts) if scored.read_keep else scored
+        decisions.append(select(policy, own, counts, layer))
+    return decisions
+
+
+def adaptive_counts(scored: Scored, keep: int) -> Tensor:
+    """(G,) int64: how a layer's heads share its budget of `keep` a head, by what was scored."""
+    alike = torch.full(scored.scores.shape[:1], keep, dtype=torch.int64)
+    return allocation.adaptive(scored.scores, _protected(scored, alike), keep)
 
 
 def divided(policy: Policy, scored: Sequence[Scored], keep: int) -> Tensor:

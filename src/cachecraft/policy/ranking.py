@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from cachecraft.policy.contract import Policy
-from cachecraft.policy.decide import score
+from cachecraft.policy.decide import Scored, score
 from cachecraft.policy.features import LayerFeatures
 from cachecraft.policy.protection import clip_protection
 from cachecraft.policy.selectors import Selector
 
 
-def nested_ranks(policy: Policy, layer: LayerFeatures) -> Tensor | None:
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """A layer's entries in order, and the scores behind it.
+
+    Attributes:
+        ranks: (G, T) int64; at every budget the entries below it stay.
+        scored: The scores, which hold for every budget.
+    """
+
+    ranks: Tensor
+    scored: Scored
+
+
+def nested_ranks(policy: Policy, layer: LayerFeatures) -> Ranking | None:
     """Places of a layer's entries such that, at every budget, those below it are what the policy keeps.
 
     Args:
@@ -20,7 +35,7 @@ def nested_ranks(policy: Policy, layer: LayerFeatures) -> Tensor | None:
         layer: The layer.
 
     Returns:
-        (G, T) int64, or None where a larger budget may drop what a smaller one keeps: the policy has a selector of
+        The ranking, or None where a larger budget may drop what a smaller one keeps: the policy has a selector of
         its own, or its scores or its protection read the budget.
 
     Raises:
@@ -40,4 +55,4 @@ def nested_ranks(policy: Policy, layer: LayerFeatures) -> Tensor | None:
         # Below what is protected, the first entries go before the last ones and of these the most recent lead.
         ranks[:, :first] = torch.arange(first, device=ranks.device)
         ranks[:, tokens - last :] = torch.arange(first + last - 1, first - 1, -1, device=ranks.device)
-    return ranks
+    return Ranking(ranks, scored)
