@@ -154,12 +154,12 @@ def records(summary: Summary) -> list[dict[str, Any]]:
                 "policy": row.label,
                 "reference": row.reference,
                 "budget": budget,
-                "length": summary.length,
                 "kept": round(cell.kept, 6),
                 "forced": cell.forced,
                 "rejected": cell.rejected,
                 "tasks": len(summary.items),
                 "tasks_skipped": " ".join(sorted(summary.skipped)),
+                "length": summary.length,
             }
             if cell.score is None:
                 found.append({**base, "task": "macro", "score": None, "low": None, "high": None, "n": 0})
