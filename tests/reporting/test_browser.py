@@ -44,10 +44,13 @@ class Opened:
         self.page.on("console", lambda message: self.wrong.append(message.text))
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.wrong.append(f"alert {dialog.message}"), dialog.dismiss()))
-        self.page.on(
-            "request", lambda asked: None if asked.url.startswith(("file:", "data:")) else self.wrong.append(asked.url)
-        )
+        self.page.on("request", self.asked)
         self.page.goto(path.as_uri())
+
+    def asked(self, request: Any) -> None:
+        """A request to anywhere else is wrong."""
+        if not request.url.startswith(("file:", "data:", "blob:")):
+            self.wrong.append(request.url)
 
     def __enter__(self) -> Any:
         return self.page
@@ -61,8 +64,9 @@ class Opened:
 def test_a_reader_sorts_reads_items_and_walks_the_lineage(browser: Any, report: Path) -> None:
     with Opened(browser, report, viewport={"width": 1200, "height": 900}) as page:
         assert page.locator(".lineage .detail h4.chosen").count() == 1  # the best one, before anything is clicked
-        page.locator(".lineage .dot[data-n='30']").dispatch_event("click", {"clientX": 0, "clientY": 0})
-        box = page.locator(".lineage .dot[data-n='30']").bounding_box()
+        dot = page.locator(".lineage .dot[data-n='30']")
+        dot.evaluate("dot => dot.scrollIntoView({block: 'center'})")
+        box = dot.bounding_box()
         page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         detail = page.locator(".lineage .detail")
         assert detail.locator("h4.chosen").inner_text() == "c0030"

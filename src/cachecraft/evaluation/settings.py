@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -154,5 +157,20 @@ def settings_record(
 
 
 def versions() -> dict[str, str]:
-    """Versions of what computes, as run.yaml records them."""
-    return {"torch": str(torch.__version__), "transformers": transformers.__version__}
+    """What computes, as run.yaml records it: versions and the machine."""
+    return {
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} × {_processor()}",
+    }
+
+
+def _processor() -> str:
+    """The processor's name as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or "processor of an unknown name")

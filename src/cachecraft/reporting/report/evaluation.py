@@ -138,7 +138,12 @@ def _heat(summary: Summary, budget: str) -> Heat:
         if cell is not None:
             found = [cell.by_task.get(task) for task in tasks]
             rows.append((row.label, row.reference, tuple(_shaded(value, low, high) for value in found)))
-    return Heat(f"{budget} evicted", tuple(task.removeprefix("ruler:") for task in tasks), tuple(rows))
+    return Heat(budget_title(budget), tuple(task.removeprefix("ruler:") for task in tasks), tuple(rows))
+
+
+def budget_title(label: str) -> str:
+    """A budget in words: ``0.75 evicted`` or ``128 entries kept``."""
+    return f"{label.removeprefix('keep ')} entries kept" if label.startswith("keep ") else f"{label} evicted"
 
 
 def _shaded(value: float | None, low: float, high: float) -> tuple[float, float] | None:
@@ -162,5 +167,5 @@ def _kept(results: Iterable[Result]) -> tuple[Heat, ...]:
             shares = tuple(_shaded(fmean(each), 0.0, 1.0) if each else None for each in means)
             rows.append((label, own[0].reference, shares))
         rows.sort(key=lambda row: row[0])
-        found.append(Heat(f"{budget} evicted", tuple(names), tuple(rows)))
+        found.append(Heat(budget_title(budget), tuple(names), tuple(rows)))
     return tuple(found)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 
 from cachecraft.evaluation.positions import Positions, read_positions
+from cachecraft.reporting.report.evaluation import budget_title
 
 KEPT = (0x1F, 0x8A, 0xC9, 0xFF)  # on light and on dark
 
@@ -70,7 +71,7 @@ def position_section(folder: Path) -> PositionSection | None:
     return PositionSection(
         found.task.removeprefix("ruler:"),
         found.item,
-        found.budget,
+        budget_title(found.budget),
         len(found.tokens),
         int(first.shape[0]),
         tuple(bands),

@@ -162,6 +162,7 @@ class Lineage {
     this.old.setAttribute("d", this.edges(pairs));
     this.young.setAttribute("d", this.edges(young.map((n) => [this.all.get(number), this.all.get(n)])));
     this.family.replaceChildren(...(depth.size + young.length > 1 ? [drawFamily(this, depth, young)] : []));
+    this.family.scrollLeft = this.family.scrollWidth; // the chosen one stands at the right end
     this.detail.replaceChildren(...describe(this, this.all.get(number), young));
   }
 }
