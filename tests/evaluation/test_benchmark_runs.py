@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import build_model, build_tokenizer
+from tests.conftest import build_tokenizer
+from tests.families import build_model
 from tests.tasks.benchmark_data import write_benchmarks, write_essay
 
 from cachecraft.api import Evaluation, open_evaluation

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy
 import pytest
-from tests.conftest import build_model, build_tokenizer
+from tests.conftest import build_tokenizer
+from tests.families import build_model
 from tests.reporting.conftest import ATTACK, BREAKOUT, budget_run, discovery_run, evaluation_run
 from typer.testing import CliRunner
 
