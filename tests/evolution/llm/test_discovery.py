@@ -42,11 +42,11 @@ pytestmark = pytest.mark.usefixtures("brief_answers")
 KEY = "sk-very-secret-0123456789"
 SETTINGS = DiscoverySettings(
     tasks=("ruler:niah_single_1",),
-    ratios=(0.5, 0.75),
+    ratios=(0.5,),
     length=330,
     items=1,
     batch=2,
-    again=1,
+    again=0,
     validation=1,
     level="scorer",
 )
