@@ -190,9 +190,9 @@ def _letter(place: int) -> str:
 def _grid(archive: Archive, good: Sequence[Candidate]) -> dict[str, tuple[tuple[GridCell, ...], ...]]:
     """For each cost class the cells by heads' agreement (rows) and recency (columns)."""
     best: dict[int, Candidate] = {}
-    for (_, cell), elite in archive.elites.items():
-        if cell not in best or archive.standing[elite.number] > archive.standing[best[cell].number]:
-            best[cell] = elite
+    for (_, place), elite in archive.elites.items():
+        if place not in best or archive.standing[elite.number] > archive.standing[best[place].number]:
+            best[place] = elite
     counts: dict[int, int] = {}
     for each in good:
         if each.behaviour is not None:

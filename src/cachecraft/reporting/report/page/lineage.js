@@ -76,7 +76,7 @@ class Lineage {
         make("text", { x: LEFT - 6, y: height + 4, "text-anchor": "end" }, (low + (high - low) * mark / 4).toFixed(2)));
     }
     map.append(make("text", { x: LEFT - 6, y: FAILED + 4, "text-anchor": "end" }, "none"),
-      make("text", { x: WIDE - RIGHT, y: HIGH - 2, "text-anchor": "end" }, "candidates in the order of being proposed →"));
+      make("text", { x: WIDE - RIGHT, y: HIGH - 6, "text-anchor": "end" }, "candidates in the order of being proposed →"));
     const parents = this.data.candidates.flatMap((each) => each.p.filter((p) => this.all.has(p)).map((p) => [this.all.get(p), each]));
     this.old = make("path", { class: "line" });
     this.young = make("path", { class: "young" });
