@@ -59,6 +59,7 @@ def budgets(
     """Search how many entries each layer keeps (EvolKV) on your model and tasks, and write budgets.json."""
     with one_sentence(lambda: _kept(run)):
         from cachecraft.budgeting import budget_policy, search_budgets
+        from cachecraft.cli_report import report_beside
         from cachecraft.budgets.settings import EvolKVSettings, SearchTask
         from cachecraft.cli import _load, _number, _split
         from cachecraft.evaluation.cells import Budget
@@ -125,7 +126,7 @@ def budgets(
             "after.",
             markup=False,
         )
-        written = ", ".join(path.name for path in (found.path, *found.plots))
+        written = ", ".join(path.name for path in (found.path, *found.plots, report_beside(found.folder)))
         out.print(f"Run folder: {found.folder} ({written})", markup=False, soft_wrap=True)
         out.print(
             f"Use them: cachecraft evaluate --policy {found.policy!r} --allocation {found.path} --keep {held.target} …",
