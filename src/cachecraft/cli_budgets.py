@@ -59,9 +59,9 @@ def budgets(
     """Search how many entries each layer keeps (EvolKV) on your model and tasks, and write budgets.json."""
     with one_sentence(lambda: _kept(run)):
         from cachecraft.budgeting import budget_policy, search_budgets
-        from cachecraft.cli_report import report_beside
         from cachecraft.budgets.settings import EvolKVSettings, SearchTask
         from cachecraft.cli import _load, _number, _split
+        from cachecraft.cli_report import report_beside
         from cachecraft.evaluation.cells import Budget
         from cachecraft.reporting.budgets import budget_display, budget_table
         from cachecraft.tasks import Sources, choose_tasks
