@@ -107,7 +107,7 @@ def test_every_number_of_the_table_is_in_the_csv() -> None:
     summary = summarise(grid(), "answer")
     lines = as_csv([summary]).splitlines()
     assert len(lines) == 1 + len(records(summary)) == 1 + 4 * 2
-    assert lines[0].startswith("scoring,policy,reference,budget,length,kept")
+    assert lines[0].startswith("scoring,policy,reference,budget,kept")
 
 
 def test_an_average_says_of_how_many_tasks_it_is_and_what_was_skipped() -> None:

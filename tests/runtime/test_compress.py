@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, TextIteratorStreamer
 
 import cachecraft
-from cachecraft.runtime import eviction as eviction_module
+from cachecraft.policy.division import Divider
 from cachecraft.runtime.compress import compress
 from cachecraft.runtime.context import prefill
 from cachecraft.runtime.structure import ModelStructure
@@ -150,14 +150,14 @@ def test_plain_forward_calls_are_compressed_too(tiny_model, reference) -> None:
 
 def test_each_layer_is_let_go_before_the_next_one_is_computed(tiny_llama, reference, monkeypatch) -> None:
     seen: list[weakref.ref] = []
-    original = eviction_module.decide
+    original = Divider.decide
 
-    def decide(policy, layer, keeps):
+    def decide(divider, place, layer):
         assert all(earlier() is None for earlier in seen), "an earlier layer's dense arrays are still held"
         seen.append(weakref.ref(layer))
-        return original(policy, layer, keeps)
+        return original(divider, place, layer)
 
-    monkeypatch.setattr(eviction_module, "decide", decide)
+    monkeypatch.setattr(Divider, "decide", decide)
     with compress(tiny_llama, policy="observed_attention", ratio=0.5):
         generated(tiny_llama, reference.random_ids(30, 4))
     assert len(seen) == 2

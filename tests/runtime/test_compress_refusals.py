@@ -169,9 +169,9 @@ def test_whatever_ends_the_block_the_model_is_as_before(tiny_model, untouched, e
 
 
 def test_an_interrupted_reading_leaves_cache_and_model_as_they_were(tiny_model, untouched, monkeypatch) -> None:
-    from cachecraft.runtime import eviction
+    from cachecraft.policy.division import Divider
 
-    original, calls = eviction.decide, []
+    original, calls = Divider.decide, []
 
     def decide(*arguments: Any) -> Any:
         calls.append(1)
@@ -182,7 +182,7 @@ def test_an_interrupted_reading_leaves_cache_and_model_as_they_were(tiny_model, 
     cache = DynamicCache()
     with compress(tiny_model, policy="knorm", ratio=0.5):
         with monkeypatch.context() as patch:
-            patch.setattr(eviction, "decide", decide)
+            patch.setattr(Divider, "decide", decide)
             with pytest.raises(KeyboardInterrupt):
                 tiny_model.generate(IDS, **SETTINGS, cache=cache)
         assert cache.get_seq_length() == 0

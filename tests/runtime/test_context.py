@@ -14,8 +14,8 @@ from tests.families import build_model
 
 from cachecraft.errors import BudgetError, ModelError, PolicyError, PolicyLoadError, UnknownNameError
 from cachecraft.policy.contract import builtin_policies, load_policy
+from cachecraft.policy.division import Divider
 from cachecraft.runtime import context as context_module
-from cachecraft.runtime import eviction as eviction_module
 from cachecraft.runtime.context import CompressedContext, prefill
 from cachecraft.runtime.features import observe_prefill
 from cachecraft.runtime.structure import ModelStructure
@@ -207,14 +207,14 @@ def test_a_policy_that_divides_the_budget_gets_layers_and_heads_of_different_len
 
 def test_each_layer_is_let_go_before_the_next_one_is_computed(tiny_llama, tiny_tokenizer, monkeypatch) -> None:
     seen: list[weakref.ref] = []
-    original = eviction_module.decide
+    original = Divider.decide
 
-    def decide(policy, layer, keeps):
+    def decide(divider, place, layer):
         assert all(earlier() is None for earlier in seen), "an earlier layer's dense arrays are still held"
         seen.append(weakref.ref(layer))
-        return original(policy, layer, keeps)
+        return original(divider, place, layer)
 
-    monkeypatch.setattr(eviction_module, "decide", decide)
+    monkeypatch.setattr(Divider, "decide", decide)
     prefill(tiny_llama, tiny_tokenizer, TEXT, policy="observed_attention", ratio=0.5)
     assert len(seen) == 2
 
