@@ -12,11 +12,9 @@ import importlib.metadata
 import importlib.util
 import json
 import re
-import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,10 @@ from torch import Tensor
 
 from cachecraft.errors import PolicyLoadError, UnknownNameError
 from cachecraft.policy.allocation import Allocation
+from cachecraft.policy.binding import Unrun, bind
 from cachecraft.policy.budgets_file import parse_allocation
 from cachecraft.policy.features import Features
+from cachecraft.policy.parameters import parse_parameters, written
 from cachecraft.policy.selectors import Selector, parse_selector
 from cachecraft.policy.source import ParameterValue, PolicySource, cost_class, read_source
 
@@ -132,7 +132,7 @@ class Policy:
         """The same policy run again from its source: it shares no state with this one."""
         base = self.base.reloaded() if self.base else None
         read = read_source(self.source, self.origin)
-        return replace(self, base=base, _functions=_bind(read, self.source, self.origin, self.parameters, base))
+        return replace(self, base=base, _functions=bind(read, self.source, self.origin, self.parameters, base))
 
 
 def builtin_policies() -> tuple[str, ...]:
@@ -196,7 +196,7 @@ def load_policy(
         name=name,
         origin=origin,
         base=_load_base(name, read, match["base"], run),
-        parameters=_parse_parameters(name, read, match["parameters"]),
+        parameters=parse_parameters(name, read, match["parameters"]),
         selector=selector,
         allocation=parse_allocation(allocation) if isinstance(allocation, str) else allocation,
         run=run,
@@ -233,7 +233,7 @@ def policy_from_source(
     read = read_source(source, origin)
     values = {key: (parameters or {}).get(key, default) for key, default in read.parameters.items()}
     chosen = parse_selector(selector) if selector is not None else None
-    shown = [f"{key}={_written(value)}" for key, value in values.items() if value != read.parameters[key]]
+    shown = [f"{key}={written(value)}" for key, value in values.items() if value != read.parameters[key]]
     parts = [source, sorted(values.items()), base.id if base else None, str(chosen)]
     identity = json.dumps(parts if allocation is None else [*parts, allocation.identity])
     return Policy(
@@ -248,7 +248,7 @@ def policy_from_source(
         needs=tuple(sorted({*read.needs, *(base.needs if base else ())})),
         id=hashlib.sha256(identity.encode()).hexdigest(),
         origin=origin,
-        _functions=(_bind if run else _Unrun)(read, source, origin, values, base),
+        _functions=(bind if run else Unrun)(read, source, origin, values, base),
     )
 
 
@@ -282,90 +282,3 @@ def _load_base(name: str, read: PolicySource, spec: str | None, run: bool) -> Po
     if not read.wraps:
         raise PolicyLoadError(f"Policy {name} wraps nothing; leave out ({spec}).")
     return load_policy(spec, run=run)
-
-
-_BOOLEANS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
-
-
-def _written(value: ParameterValue) -> str:
-    """A value as a specification writes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _parse_parameters(name: str, read: PolicySource, text: str | None) -> dict[str, ParameterValue]:
-    values: dict[str, ParameterValue] = {}
-    for part in (text or "").split(",") if text else []:
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not key:
-            raise PolicyLoadError(f"Parameter {part.strip()!r} of policy {name} cannot be read; write key=value.")
-        if key not in read.parameters:
-            raise UnknownNameError(f"parameter of policy {name}", key, read.parameters)
-        if key in values:
-            raise PolicyLoadError(f"Parameter {key} of policy {name} is given twice; give it once.")
-        kind = type(read.parameters[key])
-        try:
-            values[key] = _BOOLEANS[value.lower()] if kind is bool else kind(value)
-        except (ValueError, KeyError):
-            wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-            raise PolicyLoadError(
-                f"Parameter {key} of policy {name} is {value!r}; give {wanted}, for example {read.parameters[key]}."
-            ) from None
-    return values
-
-
-class _Unrun(Mapping[str, Callable[..., Any]]):
-    """The functions of a program that is not run before one of them is wanted."""
-
-    def __init__(
-        self,
-        read: PolicySource,
-        source: str,
-        origin: str,
-        parameters: Mapping[str, ParameterValue],
-        base: Policy | None,
-    ) -> None:
-        self._names = tuple(read.declared)
-        self._given = read, source, origin, parameters, base
-        self._bound: Mapping[str, Callable[..., Any]] | None = None
-
-    def __getitem__(self, name: str) -> Callable[..., Any]:
-        if self._bound is None:
-            self._bound = _bind(*self._given)
-        return self._bound[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-def _bind(
-    read: PolicySource,
-    source: str,
-    origin: str,
-    parameters: Mapping[str, ParameterValue],
-    base: Policy | None,
-) -> Mapping[str, Callable[..., Any]]:
-    """Run the program in a namespace of its own and bind each function to the parameters it declares."""
-    module = types.ModuleType(f"policy_{Path(origin).stem}")
-    module.__file__ = origin
-    try:
-        exec(compile(source, origin, "exec"), module.__dict__)  # noqa: S102 - a policy is a program
-    except (Exception, SystemExit) as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == origin]
-        line = f", line {lines[-1]}" if lines else ""
-        raise PolicyLoadError(
-            f"Policy file {origin}{line} cannot be loaded: {type(error).__name__}: {error}; a file must only "
-            "import and define functions."
-        ) from error
-    functions: dict[str, Callable[..., Any]] = {}
-    for name, declared in read.declared.items():
-        given: dict[str, object] = {key: parameters[key] for key in declared if key != "base"}
-        if "base" in declared:
-            given["base"] = base
-        functions[name] = partial(module.__dict__[name], **given)
-    return types.MappingProxyType(functions)
