@@ -196,7 +196,7 @@ def fetch(name: Annotated[str, typer.Argument(help="A built-in model.")] = "smol
 def demo(
     run: Run = Path("runs/demo"),
     samples: Annotated[int, typer.Option(help="Items per task.")] = 2,
-    candidates: Annotated[int, typer.Option(help="Candidates of the short discovery, known policies included.")] = 96,
+    candidates: Annotated[int, typer.Option(help="Candidates of the short discovery, known policies included.")] = 40,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
 ) -> None:
     """Discover a policy in minutes and compare it with eight known ones, on RULER tasks that a real model can do."""
