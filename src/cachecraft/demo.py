@@ -70,11 +70,10 @@ def short_discovery(
         tasks=tuple(tasks[-SEARCHED:]),
         ratios=RATIOS[1:],
         quick=1,
-        items=1,
+        items=2,
         validation=1,
         again=1,
-        batch=12,
-        without=FOUND,
+        batch=8,
     )
     settings = starting_from(START, settings)
     budget = SearchBudget(candidates=candidates)
