@@ -228,7 +228,7 @@ def _load(model: str, dtype: str, device: str, threads: int | None, revision: st
 
 
 def _how_to_go_on(run: Path) -> str:
-    if not (run / "run.sqlite").exists():
+    if not next(run.glob("**/run.sqlite"), None):
         return "Nothing was measured yet; the same command starts again."
     return f"What was measured is kept in {run}; the same command goes on from there."
 
