@@ -21,7 +21,7 @@ RATIOS = (0.5, 0.75, 0.88)
 TASKS = ("ruler:niah_single_1", "ruler:niah_single_2", "ruler:niah_multikey_1", "ruler:niah_multivalue")
 ABLE = 0.5  # full-cache score from which a task is used
 # The discovery begins with a few known policies, and without craft: it shall find something itself.
-START = ("keydiff", "value_diversity", "vnorm", "vk_ratio", "knorm", "streaming_llm", "snapkv", "leverage")
+START = ("keydiff", "value_diversity", "vnorm", "vk_ratio", "knorm", "streaming_llm", "snapkv", "tova")
 SEARCHED = 2  # tasks that the discovery is measured on: the last of the able ones, which have an essay as haystack
 
 
@@ -97,7 +97,7 @@ def compare(
         policies=[str(found), *POLICIES],
         ratios=RATIOS,
         tasks=tasks,
-        run=run,
+        run=run / "comparison",
         samples=samples,
         progress=progress,
     )
