@@ -70,7 +70,7 @@ def short_discovery(
         tasks=tuple(tasks[-SEARCHED:]),
         ratios=RATIOS[1:],
         quick=1,
-        items=2,
+        items=1,
         validation=1,
         again=1,
         batch=8,
