@@ -130,3 +130,15 @@ def every_core() -> Iterator[None]:
     torch.set_num_threads(os.cpu_count() or 1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def tiny_on_command_line(monkeypatch: pytest.MonkeyPatch, tiny_llama, tiny_tokenizer) -> None:
+    """`--model` gives the tiny model, so that only the command line is under test."""
+    from cachecraft import models
+
+    def load(spec: str, **options: object) -> models.LoadedModel:
+        return models.LoadedModel(tiny_llama, tiny_tokenizer, spec, "r0", "float32", "cpu")
+
+    monkeypatch.setattr(models, "load", load)
+    monkeypatch.setenv("COLUMNS", "80")

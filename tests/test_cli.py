@@ -7,35 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from cachecraft import models
-from cachecraft.cli import app
-from cachecraft.models import LoadedModel
+from tests.command_line import run
 from tests.tasks.question_data import squad
 
 RUN = ["evaluate", "--model", "tiny", "--length", "360", "--samples", "1", "--ratio", "0.5"]
 
 
-pytestmark = pytest.mark.usefixtures("brief_answers")
-
-
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch, tiny_llama, tiny_tokenizer) -> None:
-    """`--model` gives the tiny model, so that only the command line is under test."""
-
-    def load(spec: str, **options: object) -> LoadedModel:
-        return LoadedModel(tiny_llama, tiny_tokenizer, spec, "r0", "float32", "cpu")
-
-    monkeypatch.setattr(models, "load", load)
-    monkeypatch.setenv("COLUMNS", "80")
-
-
-def run(*arguments: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
+pytestmark = pytest.mark.usefixtures("brief_answers", "tiny_on_command_line")
 
 
 def test_an_evaluation_prints_a_table_and_leaves_its_files(tmp_path: Path) -> None:

@@ -3,32 +3,13 @@
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from cachecraft import models
-from cachecraft.cli import app
-from cachecraft.models import LoadedModel
+from tests.command_line import run
 
 SMALL = ["--length", "360", "--samples", "1", "--tasks", "ruler:niah_single_1", "--iterations", "1", "--held-out", "0"]
 
 
-pytestmark = pytest.mark.usefixtures("brief_answers")
-
-
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch: pytest.MonkeyPatch, tiny_llama, tiny_tokenizer) -> None:
-    def load(spec: str, **options: object) -> LoadedModel:
-        return LoadedModel(tiny_llama, tiny_tokenizer, spec, "r0", "float32", "cpu")
-
-    monkeypatch.setattr(models, "load", load)
-    monkeypatch.setenv("COLUMNS", "80")
-
-
-def run(*arguments: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
+pytestmark = pytest.mark.usefixtures("brief_answers", "tiny_on_command_line")
 
 
 def test_a_search_prints_its_table_and_says_how_to_use_what_it_found(tmp_path: Path) -> None:

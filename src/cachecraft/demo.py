@@ -69,7 +69,6 @@ def short_discovery(
     settings = DiscoverySettings(
         tasks=tuple(tasks[-SEARCHED:]),
         ratios=RATIOS[1:],
-        quick=1,
         items=1,
         validation=1,
         again=1,

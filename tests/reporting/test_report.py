@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy
 import pytest
+from tests import command_line
 from tests.conftest import build_tokenizer
 from tests.families import build_model
 from tests.reporting.conftest import ATTACK, BREAKOUT, budget_run, discovery_run, evaluation_run
-from typer.testing import CliRunner
 
-from cachecraft.cli import app
 from cachecraft.evaluation.cells import Budget
 from cachecraft.evaluation.positions import measure_positions, read_positions, write_positions
 from cachecraft.evaluation.selections import Subject
@@ -134,10 +133,9 @@ def test_five_thousand_candidates_fit_and_are_built_fast(tmp_path: Path) -> None
 
 
 def run(*arguments: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, " ".join(result.output.split())
+    """As the command line, its output without line breaks."""
+    code, output = command_line.run(*arguments)
+    return code, " ".join(output.split())
 
 
 def test_the_command_writes_beside_the_run_or_where_it_is_told(runs: dict[str, Path], tmp_path: Path) -> None:

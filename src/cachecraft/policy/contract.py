@@ -1,8 +1,8 @@
 """A policy: one file of functions, loaded from a built-in name, a path or an installed package's entry point.
 
-Reads the specification, resolves parameters, runs the file in a namespace of its own and binds each function
-to the parameters it declares. What a policy sees is in features.py, what it must satisfy in invariants.py;
-how the source text is read without running it is in source.py.
+Reads the specification and resolves what it names. How parameters are read is in parameters.py, how the file is run
+and bound to them in binding.py; what a policy sees is in features.py, what it must satisfy in invariants.py; how the
+source text is read without running it is in source.py.
 """
 
 from __future__ import annotations

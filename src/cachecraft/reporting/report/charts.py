@@ -131,15 +131,7 @@ def search_chart(
             label="a candidate",
         )
         last = max(each.number for each in points)
-        steps = [*best, Point(last, best[-1].fitness)]
-        axis.plot(
-            [each.number for each in steps],
-            [each.fitness for each in steps],
-            drawstyle="steps-post",
-            color=COLOURS[1],
-            linewidth=1.8,
-            label="best so far",
-        )
+        _best_so_far(axis, best, last)
         if known is not None:
             axis.axhline(known[1], linestyle="--", color=INK, linewidth=1.1, label=f"best known: {known[0]}")
         for place, letter in marks:
@@ -152,6 +144,19 @@ def search_chart(
         axis.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, fontsize=9.5)
 
     return svg(draw, name=name, label="Fitness over candidates, with the best so far")
+
+
+def _best_so_far(axis: Axes, best: Sequence[Point], last: int) -> None:
+    """A line of steps that ends where the search has got to."""
+    steps = [*best, Point(last, best[-1].fitness)]
+    axis.plot(
+        [each.number for each in steps],
+        [each.fitness for each in steps],
+        drawstyle="steps-post",
+        color=COLOURS[1],
+        linewidth=1.8,
+        label="best so far",
+    )
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
@@ -185,15 +190,7 @@ def progress_chart(values: Sequence[float], best: Sequence[Point], *, name: str)
 
     def draw(axis: Axes) -> None:
         axis.plot(range(1, len(values) + 1), values, "o", color=COLOURS[5], markersize=3, label="a vector")
-        steps = [*best, Point(len(values), best[-1].fitness)]
-        axis.plot(
-            [each.number for each in steps],
-            [each.fitness for each in steps],
-            drawstyle="steps-post",
-            color=COLOURS[1],
-            linewidth=1.8,
-            label="best so far",
-        )
+        _best_so_far(axis, best, len(values))
         axis.set_xlabel("vector of budgets, in the order of being measured")
         axis.set_ylabel("fitness")
         axis.grid(axis="y")
