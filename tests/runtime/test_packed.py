@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cachecraft.errors import ModelError
-from cachecraft.runtime import packed, shared
+from cachecraft.runtime import grouping, packed, shared
 from cachecraft.runtime.gather import in_window
 from cachecraft.runtime.packed import PackedCache
 from cachecraft.runtime.shared import SharedContext
@@ -92,11 +92,12 @@ def a_cache(seed: int, rows: int, *, room: int = ROOM) -> PackedCache:
     equal=st.booleans(),
     windows=st.sampled_from([[None] * 3, [None, 4, 9], [2, None, TOKENS + 3], [1, 3, TOKENS]]),
     softcap=st.sampled_from([None, 0.8]),
+    call=st.sampled_from([-1000, 1000]),  # candidates apart; in one group
     passes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     data=st.data(),
 )
 def test_every_row_sees_its_own_entries_and_new_tokens_only(
-    many, nearly_all, seed, contexts, equal, windows, softcap, passes, data
+    many, nearly_all, seed, contexts, equal, windows, softcap, call, passes, data
 ):
     generator = torch.Generator().manual_seed(seed)
     dense = [random_layers(generator) for _ in contexts]
@@ -117,6 +118,7 @@ def test_every_row_sees_its_own_entries_and_new_tokens_only(
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed, "MANY", many)
+        patch.setattr(grouping, "CALL", call)
         patch.setattr(shared, "NEARLY_ALL", nearly_all)
         cache = packed_cache(made, windows=windows)
         truths = [Rows(*each, windows, softcap) for each in zip(dense, chosen, strict=True)]

@@ -16,11 +16,12 @@ from cachecraft.evaluation.candidates import PASS_TOKENS, Selection, run, shared
 from cachecraft.evaluation.drafts import Drafter
 from cachecraft.evaluation.traces import Trace
 from cachecraft.runtime import compat
+from cachecraft.runtime.grouping import COPIES
 from cachecraft.runtime.packed import PackedCache
 from cachecraft.runtime.structure import ModelStructure
 
 ROWS = 96  # rows at a time: with fewer, reading the weights costs as much as multiplying by them
-HELD_BYTES = 1152 << 20  # keys and values that may be held at a time; one question without others may exceed it
+HELD_BYTES = 1408 << 20  # keys and values that may be held at a time; one question without others may exceed it
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +49,8 @@ class Question:
 
     @property
     def bytes(self) -> int:
-        """Bytes of keys and values that answering it takes at most: the context, a copy of it, its rows' tokens."""
-        return 2 * self.trace.full_bytes + self.trace.bytes_per_entry * len(self.selections) * self.room
+        """Bytes of keys and values that answering it takes at most: the context, copies of it, its rows' tokens."""
+        return (1 + COPIES) * self.trace.full_bytes + self.trace.bytes_per_entry * len(self.selections) * self.room
 
 
 @dataclass

@@ -73,7 +73,7 @@ class PackedCache(Cache):
         self._grown = torch.zeros(0, dtype=torch.int64)  # new tokens that each line holds
         self._keys = [keys.new_zeros(0, keys.shape[-1]) for keys, _ in like]
         self._values = [values.new_zeros(0, values.shape[-1]) for _, values in like]
-        self._shared: dict[int, Together] = {}  # by context
+        self._shared: dict[int, list[Together]] = {}  # by context
         self._pass: Pass | None = None
         self._together: list[tuple[Together, Tensor, Tensor]] = []  # with their packed tokens, and the tokens' places
         self._joined = torch.empty(0, dtype=torch.int64)
@@ -206,28 +206,31 @@ class PackedCache(Cache):
         return outputs, weights
 
     def _gather_together(self, lines: Tensor) -> None:
-        """Divide the pass's packed tokens between contexts."""
+        """Divide the pass's packed tokens between contexts, and between groups of their candidates."""
         candidates: dict[int, list[int]] = {}
         contexts: dict[int, SharedContext] = {}
         for name in self._names:
             context, candidate = self._owner[name]
             candidates.setdefault(id(context), []).append(candidate)
             contexts[id(context)] = context
-        number = {key: index for index, key in enumerate(contexts)}
         for key, context in contexts.items():
-            # What the candidates still running keep together shrinks as others finish: worth a copy now and then.
-            if key not in self._shared or 2 * len(candidates[key]) <= len(self._shared[key].places):
-                self._shared[key] = Together(context, candidates[key])
-        member = []
-        for name in self._names:
-            context, candidate = self._owner[name]
-            member.append((number[id(context)], self._shared[id(context)].places[candidate]))
+            # What the candidates still running keep together shrinks as others finish: worth copies now and then.
+            held = sum(len(group.places) for group in self._shared.get(key, ()))
+            if 2 * len(candidates[key]) <= held or not held:
+                self._shared[key] = Together.of(context, candidates[key])
+        shared = [group for key in contexts for group in self._shared[key]]
+        places = {
+            (id(group.context), candidate): (index, place)
+            for index, group in enumerate(shared)
+            for candidate, place in group.places.items()
+        }
+        member = [places[id(context), candidate] for context, candidate in map(self._owner.__getitem__, self._names)]
         by_token = torch.tensor(member)[lines]  # (M, 2)
         device, order = self._keys[0].device, []
-        for key, index in number.items():
+        for index, group in enumerate(shared):
             own = (by_token[:, 0] == index).nonzero().flatten()
             if len(own):
-                self._together.append((self._shared[key], own.to(device), by_token[own, 1].to(device)))
+                self._together.append((group, own.to(device), by_token[own, 1].to(device)))
                 order.append(own)
         self._joined = torch.cat(order).argsort().to(device)
 

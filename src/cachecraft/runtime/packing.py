@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FEW = 2  # tokens of a line up to which it is attended with all others; longer lines are attended by themselves
+FEW = 16  # tokens of a line up to which it is attended with all others; longer lines are attended by themselves
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,8 @@
 """Attention of many candidates' new tokens over the one context that all of them are selections from.
 
 The context is stored once. A line with many new tokens (a prompt) has its own entries gathered for the length of one
-call. Lines with a few new tokens each (decoding) are attended together over the union of what they keep, every token
-masked to its own line's entries: reading each line's entries apart would cost more memory traffic than the masked
+call. Lines with a few new tokens each (decoding) are attended in groups over the union of what a group keeps, every
+token masked to its own line's entries: reading each line's entries apart would cost more memory traffic than the masked
 products cost arithmetic.
 """
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cachecraft.runtime import compat
 from cachecraft.runtime.gather import counts_of, slots_of, take
+from cachecraft.runtime.grouping import groups
 
 NEARLY_ALL = 0.85  # a union of this share of the context is not worth a copy
 
@@ -87,6 +88,12 @@ class SharedContext:
 
 class Together:
     """What some candidates of a context keep together, and which of it each may see."""
+
+    @classmethod
+    def of(cls, context: SharedContext, candidates: Sequence[int]) -> list[Together]:
+        """Candidates in groups, each of which keeps much the same."""
+        found = groups([context.selections[candidate] for candidate in candidates])
+        return [cls(context, [candidates[index] for index in group]) for group in found]
 
     def __init__(self, context: SharedContext, candidates: Sequence[int]) -> None:
         """Gather the union of the candidates' entries, layer by layer; the context itself where that is nearly all."""
