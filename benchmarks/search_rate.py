@@ -1,18 +1,23 @@
 """How many evaluations a second a search makes: one is a candidate on a recorded item at one ratio.
 
-Traces are warm. Candidates are the seeds of a search; the time holds what the search does for each: choosing in the
-sandbox, and the model's pass over the question's and the answer's tokens. Printed beside the machine's arithmetic limit
-for those tokens. With `--dtype bfloat16` the rank agreement with float32 is printed, too.
+Traces are warm. Candidates are seeds of a search, spread over all of them; the time holds what the search does for
+each: choosing, in a sandbox for each thread, and the model's pass over the question's and the answer's tokens. Printed
+beside the machine's arithmetic limit for those tokens. With `--dtype bfloat16` the rank agreement with float32 is
+printed, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from arithmetic import Counts, matrix_rate
 from bench_report import BenchReport
 from scipy import stats
@@ -23,7 +28,7 @@ from cachecraft.evolution.arena import Arena
 from cachecraft.evolution.proposers.mutate import seed_proposals
 from cachecraft.evolution.settings import DiscoverySettings
 from cachecraft.models import load
-from cachecraft.sandbox import Ask, Limits, Program, Sandbox
+from cachecraft.sandbox import Ask, Limits, Program, Sandbox, Verdict
 from cachecraft.tasks.registry import load_tasks
 from cachecraft.terminal import one_sentence
 
@@ -55,6 +60,11 @@ class Rate:
     found: list[float] = field(default_factory=list)
 
 
+def _spread(count: int, wanted: int) -> list[int]:
+    """Places spread evenly over `count`."""
+    return sorted({place * count // wanted for place in range(wanted)})
+
+
 def measure(options: argparse.Namespace, dtype: str, folder: Path) -> tuple[Rate, float]:
     """One item of each task, all candidates at all ratios; the rate and the machine's operations per second."""
     loaded = load(options.model, dtype=dtype, device="cpu", threads=options.threads)
@@ -64,21 +74,30 @@ def measure(options: argparse.Namespace, dtype: str, folder: Path) -> tuple[Rate
         ratios=tuple(float(ratio) for ratio in options.ratios.split(",")),
         length=options.length,
     )
-    programs = [
-        Program(f"seed{number}", seed.source)
-        for number, seed in enumerate(seed_proposals(settings.interface, 0)[: options.candidates])
-    ]
+    seeds = seed_proposals(settings.interface, 0)
+    programs = [Program(f"seed{place}", seeds[place].source) for place in _spread(len(seeds), options.candidates)]
     counts = Counts.of(subject.structure)
     machine = matrix_rate(subject.structure, ROWS)
     arena = Arena(subject, load_tasks(settings.tasks), settings, folder)
     items = arena.items(0, 1)
     rate = Rate()
-    with Sandbox(Limits(seconds=settings.seconds)) as sandbox:
-        for item in items:
-            sandbox.load(item.name, item.shared)
+    asks = [Ask(item.name, item.keeps) for item in items]
+    with ExitStack() as stack:
+        boxes = [stack.enter_context(Sandbox(Limits(seconds=settings.seconds))) for _ in range(torch.get_num_threads())]
+        for box, item in itertools.product(boxes, items):
+            box.load(item.name, item.shared)
+        free = list(boxes)
+
+        def choose(program: Program) -> Verdict:
+            box = free.pop()
+            try:
+                return box.run(program, asks)
+            finally:
+                free.append(box)
+
         began = time.perf_counter()
-        asks = [Ask(item.name, item.keeps) for item in items]
-        verdicts = [sandbox.run(program, asks) for program in programs]
+        with ThreadPoolExecutor(len(boxes)) as pool:
+            verdicts = list(pool.map(choose, programs))
         rate.choosing = time.perf_counter() - began
     for place, item in enumerate(items):
         masks = [verdict.choices[place].masks(ratio) for verdict in verdicts for ratio in range(len(item.keeps))]

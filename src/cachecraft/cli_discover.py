@@ -78,7 +78,9 @@ def discover(
         typer.Option(help="A run to search again by its recorded replies; what is left out is as it was there."),
     ] = None,
     diagnosis: Annotated[bool, typer.Option(help="Name plateaus and hacks, and act upon them.")] = True,
-    workers: Annotated[int, typer.Option(help="Processes that run candidates; changes no result.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that run candidates; one per CPU thread when missing.")
+    ] = None,
     test_samples: Annotated[int, typer.Option(help="Test items of each task for the final table; 0 for none.")] = 12,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, … or auto.")] = "auto",

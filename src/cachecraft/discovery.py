@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from cachecraft import api
 from cachecraft.errors import PolicyLoadError, RunError
 from cachecraft.evaluation.settings import Progress, versions
@@ -64,7 +66,7 @@ def discover(
     run: str | Path = "runs/discover",
     proposing_by: Proposing | None = None,
     diagnosis: bool = True,
-    workers: int = 1,
+    workers: int | None = None,
     test_samples: int = 12,
     test_scoring: Sequence[str] = ("answer",),
     force: bool = False,
@@ -81,7 +83,8 @@ def discover(
         run: The run's folder.
         proposing_by: Where programs come from; mutations by default.
         diagnosis: Whether plateaus and hacks are named and acted upon.
-        workers: Processes that run candidates at a time; the result does not depend on it.
+        workers: Processes that run candidates at a time, by default as many as the model has CPU threads; the result
+            does not depend on it.
         test_samples: Items of each task of the test split; 0 leaves the test out.
         test_scoring: How the test is scored.
         force: Accept model classes that CacheCraft was not tested with.
@@ -117,7 +120,7 @@ def discover(
             make=make,
             calls=calls,
             diagnosis=diagnosis,
-            workers=workers,
+            workers=workers or torch.get_num_threads(),
             progress=progress,
         ) as population,
     ):
