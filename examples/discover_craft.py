@@ -2,8 +2,8 @@
 
 python examples/discover_craft.py [first|second] [minutes] [run] [threads]
 
-The first search is of ratios 0.75 and 0.88; the second has another
-seed and asks for harsher eviction as well. No item of the test split is read.
+The first search is of ratios 0.75 and 0.88; the second has another seed and asks for harsher eviction as well. No item
+of the test split is read.
 """
 
 import sys
