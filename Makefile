@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint unit integration bench docs clean
+.PHONY: help install demo test lint unit system integration bench docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -22,15 +22,18 @@ install: $(STAMP) ## make .venv with everything in it, pinned
 demo: $(STAMP) ## compare eviction policies on a real model and print the table
 	$(BIN)/cachecraft demo
 
-test: lint unit integration ## lint, unit tests, then the tests on the default model
+test: lint unit system integration ## lint, unit tests, whole runs on tiny models, then the tests on the default model
 
 lint: $(STAMP) ## ruff, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-unit: $(STAMP) ## the offline tests
-	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not integration"
+unit: $(STAMP) ## the unit tests, offline
+	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not system and not integration"
+
+system: $(STAMP) ## whole runs, processes that die, browsers, on tiny models; offline
+	$(BIN)/python -m pytest -q -n auto --dist loadfile -m system
 
 integration: $(STAMP) ## the tests on the default model
 	$(BIN)/python -m pytest -q -m integration tests/integration

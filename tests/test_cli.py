@@ -14,7 +14,7 @@ from tests.tasks.question_data import squad
 RUN = ["evaluate", "--model", "tiny", "--length", "360", "--samples", "1", "--ratio", "0.5"]
 
 
-pytestmark = pytest.mark.usefixtures("brief_answers", "tiny_on_command_line")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("brief_answers", "tiny_on_command_line")]
 
 
 def test_an_evaluation_prints_a_table_and_leaves_its_files(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tests.command_line import run
 SMALL = ["--length", "360", "--samples", "1", "--tasks", "ruler:niah_single_1", "--iterations", "1", "--held-out", "0"]
 
 
-pytestmark = pytest.mark.usefixtures("brief_answers", "tiny_on_command_line")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("brief_answers", "tiny_on_command_line")]
 
 
 def test_a_search_prints_its_table_and_says_how_to_use_what_it_found(tmp_path: Path) -> None:

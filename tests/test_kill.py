@@ -18,6 +18,8 @@ from cachecraft.evaluation.settings import Settings
 from cachecraft.models import LoadedModel
 from tests.forked import fork
 
+pytestmark = pytest.mark.system
+
 ITEMS, PER_ITEM = 6, 6  # knorm, full, hindsight and three random draws
 
 

@@ -19,6 +19,8 @@ from cachecraft.policy.contract import load_policy
 from cachecraft.policy.variants import variant
 from cachecraft.tasks.registry import load_tasks
 
+pytestmark = pytest.mark.system
+
 KEEP, LAYERS = 24, 2
 
 

@@ -14,6 +14,8 @@ from cachecraft.evolution.admission import contract_stage, static_stage
 from cachecraft.evolution.diagnosis import hack_of
 from cachecraft.sandbox import Ask, Program, Sandbox, State
 
+pytestmark = pytest.mark.system
+
 ASKS = (Ask("one", (200, 40)), Ask("two", (200, 40)))
 SECONDS = 1.5  # for those that never end
 

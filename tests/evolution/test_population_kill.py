@@ -18,6 +18,8 @@ from cachecraft.evolution.population import Population
 from cachecraft.evolution.proposers.mutate import MutateProposer, seed_proposals
 from cachecraft.evolution.records import Fitness, Outcome, PopulationSettings
 
+pytestmark = pytest.mark.system
+
 
 def drawn(text: str) -> float:
     return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 2**32

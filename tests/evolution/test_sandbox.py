@@ -16,6 +16,8 @@ from cachecraft.policy.source import read_source
 from cachecraft.sandbox import Ask, Limits, Program, Sandbox, SandboxError, State
 from cachecraft.sandbox.client import clean_environment
 
+pytestmark = pytest.mark.system
+
 POLICIES = Path(load_policy.__code__.co_filename).parents[1] / "policies"
 KEEPS = (200, 100, 13, 1)
 OWN_SPLIT = KNORM + textwrap.dedent("""

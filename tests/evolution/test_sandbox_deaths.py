@@ -18,6 +18,8 @@ from cachecraft.sandbox import Ask, Limits, Program, Sandbox, SharedItem, State
 from cachecraft.sandbox.confinement import adopt_orphans, children
 from cachecraft.sandbox.server import bury_the_rest
 
+pytestmark = pytest.mark.system
+
 
 def test_a_server_that_was_killed_is_replaced_with_its_items(sandbox: Sandbox) -> None:
     first = sandbox.run(Program("mine", KNORM), [Ask("one", (50,))])

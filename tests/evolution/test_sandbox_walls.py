@@ -11,6 +11,8 @@ from tests.evolution.conftest import KNORM
 
 from cachecraft.sandbox import Ask, Limits, Program, Sandbox, SharedItem, State, system_calls
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(scope="module")
 def unfiltered(items: dict[str, SharedItem]) -> Iterator[Sandbox]:

@@ -24,7 +24,7 @@ from cachecraft.evolution.settings import DiscoverySettings, SearchBudget, parse
 from cachecraft.runtime.structure import ModelStructure
 from cachecraft.sandbox import Limits, Program, Sandbox
 
-pytestmark = pytest.mark.usefixtures("brief_answers")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("brief_answers")]
 CANDIDATES = 6
 
 

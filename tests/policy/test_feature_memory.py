@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 LIMIT = 64e6
 TOKENS = 8192
 FEATURES = {

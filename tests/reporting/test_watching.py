@@ -18,6 +18,8 @@ from cachecraft.cli import app
 from cachecraft.errors import RunError
 from cachecraft.reporting.watching import HOST, LEAST_SECONDS, LivePage, Server, watching
 
+pytestmark = pytest.mark.system
+
 
 @contextmanager
 def served(folder: Path) -> Iterator[Server]:

@@ -38,7 +38,7 @@ from cachecraft.runtime.structure import ModelStructure
 from cachecraft.sandbox import Limits, Sandbox
 from cachecraft.sandbox.client import clean_environment
 
-pytestmark = pytest.mark.usefixtures("brief_answers")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("brief_answers")]
 KEY = "sk-very-secret-0123456789"
 SETTINGS = DiscoverySettings(
     tasks=("ruler:niah_single_1",),
