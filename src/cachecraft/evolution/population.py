@@ -46,15 +46,14 @@ class Population:
         self._reload()
 
     def _agree(self, settings: PopulationSettings | None) -> PopulationSettings:
-        row = self._connection.execute("SELECT value FROM population WHERE name = 'settings'").fetchone()
-        if row is None:
+        text = storage.read_note(self._connection, "settings")
+        if text is None:
             if settings is None:
                 raise RunError(f"{self.folder} holds no discovery run.")
             with self._write():
-                text = json.dumps(asdict(settings))
-                self._connection.execute("INSERT INTO population VALUES ('settings', ?)", (text,))
+                storage.write_note(self._connection, "settings", json.dumps(asdict(settings)))
             return settings
-        before = PopulationSettings(**json.loads(row[0]))
+        before = PopulationSettings(**json.loads(text))
         if settings not in (None, before):
             raise RunError(
                 f"{self.folder} holds a population with {before}, not {settings}; name another folder with --run."
@@ -73,8 +72,7 @@ class Population:
         self._all = storage.read_candidates(self._connection, before=self.generation)
         closed = {number: each for number, each in self._all.items() if each.generation < self.generation}
         self.candidates: Mapping[int, Candidate] = MappingProxyType(closed)
-        guests = self._connection.execute("SELECT candidate, island FROM migrations").fetchall()
-        self.archive: Archive = build_archive(closed.values(), guests)
+        self.archive: Archive = build_archive(closed.values(), storage.read_guests(self._connection))
 
     @property
     def best(self) -> Candidate | None:
@@ -88,13 +86,12 @@ class Population:
     @property
     def seconds(self) -> float:
         """Time that the run has taken so far, as `spend` was last told."""
-        row = self._connection.execute("SELECT value FROM population WHERE name = 'seconds'").fetchone()
-        return 0.0 if row is None else float(row[0])
+        return float(storage.read_note(self._connection, "seconds") or 0)
 
     def spend(self, seconds: float) -> None:
         """Store how much time the run has taken, all its commands together."""
         with self._write():
-            self._connection.execute("INSERT OR REPLACE INTO population VALUES ('seconds', ?)", (repr(seconds),))
+            storage.write_note(self._connection, "seconds", repr(seconds))
 
     def candidate(self, number: int) -> Candidate:
         """A candidate as it stands, the open generation included; its fitness counts once that is closed."""
@@ -111,23 +108,15 @@ class Population:
 
     def stage_means(self) -> dict[int, dict[str, float]]:
         """For each candidate that is ok the mean of its scores in each stage."""
-        rows = self._connection.execute(
-            "SELECT s.candidate, s.stage, SUM(s.value * s.items) / SUM(s.items) FROM candidate_scores s "
-            "JOIN candidates c ON c.number = s.candidate WHERE c.state = 'ok' GROUP BY s.candidate, s.stage"
-        )
-        found: dict[int, dict[str, float]] = {}
-        for number, stage, mean in rows:
-            found.setdefault(number, {})[stage] = mean
-        return found
+        return storage.read_stage_means(self._connection)
 
     def tasks(self) -> list[str]:
         """The tasks that candidates were measured on."""
-        rows = self._connection.execute("SELECT DISTINCT task FROM candidate_scores ORDER BY task")
-        return [row[0] for row in rows]
+        return storage.read_tasks(self._connection)
 
     def counts(self) -> dict[str, int]:
         """Candidates by state, the open generation included."""
-        found = dict(self._connection.execute("SELECT state, COUNT(*) FROM candidates GROUP BY state").fetchall())
+        found = storage.count_states(self._connection)
         return {state: found.get(state, 0) for state in STATES}
 
     def pending(self) -> list[Candidate]:
@@ -136,11 +125,7 @@ class Population:
 
     def pending_again(self) -> list[Candidate]:
         """Candidates that the open generation scores again and that have no outcome of it yet, in order."""
-        rows = self._connection.execute(
-            "SELECT candidate FROM rescorings WHERE generation = ? AND state = 'seen' ORDER BY candidate",
-            (self.generation,),
-        )
-        return [self._all[row[0]] for row in rows]
+        return [self._all[number] for number in storage.read_waiting(self._connection, self.generation)]
 
     def begin(self, proposals: Sequence[Proposal], interface: Interface, again: Iterable[int] = ()) -> list[Candidate]:
         """Begin a generation: store what was proposed and who is to be scored again, all or nothing.
@@ -184,23 +169,8 @@ class Population:
             program, twin, reason = "", None, f"The program is not valid Python: {error}."
         if program and (twin := self.knows(program)) is not None:
             reason = f"The same program as candidate {twin}."
-        return Candidate(
-            number=number,
-            generation=self.generation,
-            slot=slot,
-            island=slot % self.settings.islands,
-            proposal=proposal,
-            program=program,
-            interface=interface,
-            state="rejected" if reason else "seen",
-            reason=reason,
-            stage="program" if reason else "",
-            attempts=0,
-            signature="",
-            behaviour=None,
-            fitness=None,
-            gain=None,
-        )
+        place = (number, self.generation, slot, slot % self.settings.islands)
+        return Candidate.new(place, proposal, program, interface, reason)
 
     def attempt(self, number: int) -> int:
         """Note that an evaluation of a pending candidate begins; how many were begun by now."""
@@ -215,10 +185,7 @@ class Population:
         """Store what a pending candidate keeps on the fixed probe."""
         self._pending(number)
         with self._write():
-            self._connection.execute(
-                "UPDATE candidates SET signature = ?, recency = ?, agreement = ?, cost_class = ? WHERE number = ?",
-                (signature, behaviour.recency, behaviour.agreement, behaviour.cost, number),
-            )
+            storage.write_behaviour(self._connection, number, signature, behaviour)
         self._refresh(number)
 
     def reject_twins(self) -> list[Candidate]:
@@ -287,15 +254,12 @@ class Population:
             raise RunError(f"Generation {self.generation} cannot be closed: {why}.")
         closing = self.generation
         fresh = storage.read_candidates(self._connection, before=closing + 1)
-        failed = self._connection.execute(
-            "SELECT state, reason, candidate FROM rescorings WHERE generation = ? AND state != 'ok'", (closing,)
-        ).fetchall()
         gains = [
             (self._gain(each), each.number) for each in fresh.values() if each.generation == closing and each.fitness
         ]
         with self._write():
             self._connection.executemany("UPDATE candidates SET gain = ? WHERE number = ?", gains)
-            self._connection.executemany("UPDATE candidates SET state = ?, reason = ? WHERE number = ?", failed)
+            storage.fail_again(self._connection, closing)
             self._connection.execute("UPDATE generations SET closed = 1 WHERE number = ?", (closing,))
             self._migrate(closing)
         self._reload()
@@ -310,7 +274,7 @@ class Population:
         """Each island's best also lives on the next one; part of the transaction that closes a generation."""
         islands = self.settings.islands
         if islands > 1 and (closing + 1) % self.settings.migrate_every == 0:
-            guests = self._connection.execute("SELECT candidate, island FROM migrations").fetchall()
+            guests = storage.read_guests(self._connection)
             archive = build_archive(storage.read_candidates(self._connection, before=closing + 1).values(), guests)
             leaders = [(closing, ranked[0].number, (i + 1) % islands) for i, ranked in archive.ranking.items()]
             self._connection.executemany("INSERT OR IGNORE INTO migrations VALUES (?,?,?)", leaders)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 from cachecraft.errors import RunError
 from cachecraft.evolution.behaviour import Behaviour
@@ -199,6 +199,30 @@ class Candidate:
     behaviour: Behaviour | None
     fitness: Fitness | None
     gain: float | None
+
+    @classmethod
+    def new(
+        cls, place: tuple[int, int, int, int], proposal: Proposal, program: str, interface: Interface, reason: str = ""
+    ) -> Self:
+        """One that was just proposed: its number, generation, slot and island are `place`; with a reason, rejected."""
+        number, generation, slot, island = place
+        return cls(
+            number=number,
+            generation=generation,
+            slot=slot,
+            island=island,
+            proposal=proposal,
+            program=program,
+            interface=interface,
+            state="rejected" if reason else "seen",
+            reason=reason,
+            stage="program" if reason else "",
+            attempts=0,
+            signature="",
+            behaviour=None,
+            fitness=None,
+            gain=None,
+        )
 
     @property
     def source(self) -> str:

@@ -75,6 +75,14 @@ def insert(connection: sqlite3.Connection, candidate: Candidate) -> None:
     )
 
 
+def write_behaviour(connection: sqlite3.Connection, number: int, signature: str, behaviour: Behaviour) -> None:
+    """Store what a candidate keeps on the probe; part of the caller's transaction."""
+    connection.execute(
+        "UPDATE candidates SET signature = ?, recency = ?, agreement = ?, cost_class = ? WHERE number = ?",
+        (signature, behaviour.recency, behaviour.agreement, behaviour.cost, number),
+    )
+
+
 def insert_outcome(connection: sqlite3.Connection, number: int, generation: int, outcome: Outcome) -> None:
     """Add what was measured of a candidate in a generation; part of the caller's transaction."""
     if outcome.fitness is not None:
@@ -141,6 +149,60 @@ def read_scores(connection: sqlite3.Connection, number: int) -> list[Score]:
             (number,),
         )
     ]
+
+
+def read_note(connection: sqlite3.Connection, name: str) -> str | None:
+    """What is noted of the population under a name."""
+    row = connection.execute("SELECT value FROM population WHERE name = ?", (name,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def write_note(connection: sqlite3.Connection, name: str, value: str) -> None:
+    """Note something of the population, in place of what was noted before; part of the caller's transaction."""
+    connection.execute("INSERT OR REPLACE INTO population VALUES (?, ?)", (name, value))
+
+
+def read_stage_means(connection: sqlite3.Connection) -> dict[int, dict[str, float]]:
+    """For each candidate that is ok the mean of its scores in each stage."""
+    rows = connection.execute(
+        "SELECT s.candidate, s.stage, SUM(s.value * s.items) / SUM(s.items) FROM candidate_scores s "
+        "JOIN candidates c ON c.number = s.candidate WHERE c.state = 'ok' GROUP BY s.candidate, s.stage"
+    )
+    found: dict[int, dict[str, float]] = defaultdict(dict)
+    for number, stage, mean in rows:
+        found[number][stage] = mean
+    return dict(found)
+
+
+def read_tasks(connection: sqlite3.Connection) -> list[str]:
+    """The tasks that candidates were measured on, in order of their names."""
+    return [row[0] for row in connection.execute("SELECT DISTINCT task FROM candidate_scores ORDER BY task")]
+
+
+def count_states(connection: sqlite3.Connection) -> dict[str, int]:
+    """Candidates by state; states without any are missing."""
+    return dict(connection.execute("SELECT state, COUNT(*) FROM candidates GROUP BY state").fetchall())
+
+
+def read_waiting(connection: sqlite3.Connection, generation: int) -> list[int]:
+    """Candidates that a generation scores again and that have no outcome of it yet, in order."""
+    rows = connection.execute(
+        "SELECT candidate FROM rescorings WHERE generation = ? AND state = 'seen' ORDER BY candidate", (generation,)
+    )
+    return [row[0] for row in rows]
+
+
+def fail_again(connection: sqlite3.Connection, generation: int) -> None:
+    """Candidates that failed when a generation scored them again are no longer ok; part of the caller's transaction."""
+    failed = connection.execute(
+        "SELECT state, reason, candidate FROM rescorings WHERE generation = ? AND state != 'ok'", (generation,)
+    )
+    connection.executemany("UPDATE candidates SET state = ?, reason = ? WHERE number = ?", failed.fetchall())
+
+
+def read_guests(connection: sqlite3.Connection) -> list[tuple[int, int]]:
+    """Candidates that migrated, each with the island that it also lives on."""
+    return connection.execute("SELECT candidate, island FROM migrations").fetchall()
 
 
 class Transaction:

@@ -14,7 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
-from cachecraft.sandbox.shared import SharedItem, path_descriptor
+from cachecraft.sandbox.array_file import path_descriptor
+from cachecraft.sandbox.shared import SharedItem
 from cachecraft.sandbox.verdict import SandboxError
 from cachecraft.sandbox.wire import WireError, harmless, receive, send
 

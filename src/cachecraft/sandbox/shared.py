@@ -9,27 +9,20 @@ into such a file.
 from __future__ import annotations
 
 import inspect
-import json
-import mmap
-import os
-import struct
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cachecraft.errors import FeatureError
 from cachecraft.policy.features import Features, LayerFeatures, RotaryTable
+from cachecraft.sandbox.array_file import ArrayWriter, MappedArrays, Place, path_descriptor, written_whole
 from cachecraft.sandbox.verdict import SandboxError
 
-_MAGIC = b"cachecraft-shared-1\n"
-_LENGTH = struct.Struct("<Q")  # of the JSON that stands before it; the magic follows
-_ALIGNMENT = 64  # what torch's own allocator gives
 _GIVEN = ("keys", "values", "queries", "positions", "logsumexp", "special_mask", "punctuation_mask")
 _COMMON = ("positions", "special_mask", "punctuation_mask")
 # Whatever else a layer is made of: numbers, which are kept under the names that the constructor has for them.
@@ -38,60 +31,6 @@ _SETTINGS = tuple(
     for name in inspect.signature(LayerFeatures).parameters
     if name not in {*_GIVEN, "output_projection", "rotary", "strict"}
 )
-_DTYPES = {
-    str(dtype): dtype
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool)
-}
-# Where an array lies: offset, dtype, shape as stored, and which dimension each stored one is.
-Place = list[Any]
-
-
-class _Writer:
-    """Writes arrays one after another."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._common: dict[int, tuple[Tensor, Place]] = {}  # the arrays are held, so that no address returns
-
-    def add(self, array: Tensor) -> Place:
-        """Write an array in the order of its memory, so that reading it restores its strides."""
-        strides = array.stride()
-        order = sorted(range(array.dim()), key=lambda each: (-strides[each], each))
-        stored = array.detach().permute(order).cpu().contiguous()
-        self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
-        place: Place = [self._file.tell(), str(array.dtype), list(stored.shape), order]
-        self._file.write(stored.view(-1).view(torch.uint8).numpy().data)
-        return place
-
-    def add_common(self, array: Tensor) -> Place:
-        """Write an array that layers have in common only once."""
-        held, place = self._common.get(array.data_ptr(), (None, None))
-        if held is None or place is None or not torch.equal(held, array):
-            place = self.add(array)
-            self._common[array.data_ptr()] = array, place
-        return place
-
-    def finish(self, description: Mapping[str, Any]) -> None:
-        """Write what the arrays are, behind them."""
-        text = json.dumps(description).encode()
-        self._file.write(text + _LENGTH.pack(len(text)) + _MAGIC)
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[_Writer]:
-    """A file that is there whole at the end, or not at all."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            yield _Writer(file)
-        os.replace(partial, path)
-    except OSError as error:
-        raise SandboxError(
-            f"The arrays {path} could not be written ({error.strerror or error}); free some space."
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def share(
@@ -119,7 +58,7 @@ def share(
     projections: list[Place | None] = []
     known = None if weights is None or not weights.exists() else _projections(weights)
     matching = True
-    with _whole(path) as own, _whole(weights) if weights and known is None else nullcontext(own) as home:
+    with written_whole(path) as own, written_whole(weights) if weights and known is None else nullcontext(own) as home:
         for index, layer in enumerate(layers):
             projection = _given(layer, "output_projection")
             if known is None:
@@ -148,7 +87,7 @@ def share(
 
 def _projections(weights: Path) -> list[Tensor | None]:
     with path_descriptor(weights) as file:
-        mapped = _Mapped(file, str(weights))
+        mapped = MappedArrays(file, str(weights))
     return [None if place is None else mapped.array(place) for place in mapped.description["projections"]]
 
 
@@ -165,7 +104,7 @@ def _given(layer: LayerFeatures, name: str) -> Tensor | None:
         return None
 
 
-def _described(layer: LayerFeatures, writer: _Writer, warm: Callable[[Features], object] | None) -> dict[str, Any]:
+def _described(layer: LayerFeatures, writer: ArrayWriter, warm: Callable[[Features], object] | None) -> dict[str, Any]:
     """Write one layer's arrays and say what else makes it up."""
     given = {name: _given(layer, name) for name in _GIVEN}
     try:
@@ -192,31 +131,6 @@ def _described(layer: LayerFeatures, writer: _Writer, warm: Callable[[Features],
         "derived": {name: writer.add(array) for name, array in derived.items()},
         "rotary": rotary,
     }
-
-
-class _Mapped:
-    """A file's arrays, mapped read-only: a write into one ends the process."""
-
-    def __init__(self, descriptor: int, name: str) -> None:
-        try:
-            self._memory = mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-            end = len(self._memory) - len(_MAGIC) - _LENGTH.size
-            (length,) = _LENGTH.unpack_from(self._memory, end)
-            if self._memory[end + _LENGTH.size :] != _MAGIC or length > end:
-                raise ValueError("another format")
-            self.description: dict[str, Any] = json.loads(self._memory[end - length : end])
-        except (OSError, ValueError, struct.error) as error:
-            raise SandboxError(f"The arrays {name} cannot be read ({error}); share the item again.") from error
-
-    def array(self, place: Place) -> Tensor:
-        """The array at a place, with the strides that it had."""
-        offset, dtype, shape, order = place
-        count = int(torch.Size(shape).numel())
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the memory cannot be written to is the point
-            flat = torch.frombuffer(self._memory, dtype=_DTYPES[dtype], count=count, offset=offset)
-        back = sorted(range(len(order)), key=lambda each: order[each])
-        return flat.view(shape).permute(back)
 
 
 class SharedLayer(LayerFeatures):
@@ -246,7 +160,7 @@ class SharedItem:
         """Map open files; the descriptors may be closed afterwards."""
         self.files = files
         names = [str(file) for file in files] or ["received"] * len(descriptors)
-        mapped = [_Mapped(descriptor, name) for descriptor, name in zip(descriptors, names, strict=True)]
+        mapped = [MappedArrays(descriptor, name) for descriptor, name in zip(descriptors, names, strict=True)]
         own, last = mapped[0], mapped[-1]
         self.shape: tuple[int, int, int] = tuple(own.description["shape"])
         self._layers: list[dict[str, Any]] = own.description["layers"]
@@ -267,7 +181,7 @@ class SharedItem:
             SandboxError: The file is missing or something else, or its weights' file is.
         """
         with path_descriptor(path) as own:
-            weights = _Mapped(own, str(path)).description["weights"]
+            weights = MappedArrays(own, str(path)).description["weights"]
             if weights is None:
                 return cls([own], (path,))
             beside = path.with_name(weights)
@@ -297,16 +211,3 @@ class SharedItem:
                 if 0 <= address - array.data_ptr() < array.numel() * array.element_size():
                     return f"{name} of layer {described['settings']['layer']}"
         return None
-
-
-@contextmanager
-def path_descriptor(path: Path) -> Iterator[int]:
-    """A file opened for reading only, as a number."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise SandboxError(f"The arrays {path} cannot be read ({error.strerror}); share the item again.") from error
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,8 @@ from pydantic import Field
 
 from cachecraft.errors import TaskError
 from cachecraft.tasks.benchmark import BenchmarkTask, Sample
-from cachecraft.tasks.data_files import FORMS, DataFile
+from cachecraft.tasks.data_files import DataFile
+from cachecraft.tasks.data_forms import FORMS
 from cachecraft.tasks.entries import Entry, Text, checked, wrong
 from cachecraft.tasks.longbench_wording import LONGBENCH, Wording
 from cachecraft.tasks.scoring import longbench as metrics

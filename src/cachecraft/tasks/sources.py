@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cachecraft.tasks.data_files import HUB, DataFile, read_data
-from cachecraft.tasks.data_files import Form as DataForm
+from cachecraft.tasks.data_forms import Form as DataForm
 from cachecraft.tasks.haystack import Essay, read_essay
 from cachecraft.tasks.question_files import Form, question_blocks, read_hub
 from cachecraft.tasks.questions import Block, QuestionSet, cut_by_split

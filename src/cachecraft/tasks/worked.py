@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cachecraft.errors import TaskError
 from cachecraft.tasks.benchmark import BenchmarkTask, Sample
-from cachecraft.tasks.data_files import FORMS, Form
+from cachecraft.tasks.data_forms import FORMS, Form
 from cachecraft.tasks.entries import Entry, Text, checked, wrong
 from cachecraft.tasks.scoring.final_answers import gsm8k_reference, gsm8k_strict, math_match
 from cachecraft.tasks.sources import Sources
