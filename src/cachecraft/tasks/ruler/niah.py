@@ -105,7 +105,7 @@ class Haystack:
 
 @dataclass(frozen=True)
 class NiahTask(MadeUpTask):
-    """One of the eight tasks; see the table in `niah_tasks`.
+    """One of the eight tasks, see the table in `niah_tasks`, or a needle at a given depth.
 
     Attributes:
         name: ``"ruler:niah_…"``.
@@ -115,6 +115,7 @@ class NiahTask(MadeUpTask):
         keys: How many keys the inserted needles have.
         values: How many values each key has.
         queries: How many keys are asked for.
+        depth: Per cent of the essay's sentences that stand before the needles; None draws a place for each.
         sources: Where the essay comes from, and whether all items share one order and one start of the essay.
         max_new_tokens: Limit of the generated answer.
     """
@@ -126,6 +127,7 @@ class NiahTask(MadeUpTask):
     keys: int = 1
     values: int = 1
     queries: int = 1
+    depth: int | None = None
     sources: Sources = field(default_factory=Sources)
     max_new_tokens: int = 128
 
@@ -178,11 +180,13 @@ class NiahTask(MadeUpTask):
         if self.haystack == "essay":
             region = self.sources.essay.regions[split]
             offset = 0 if self.sources.ruler_compat else rng.choice(region.starts())
-            depths = sorted(rng.sample(range(_DEPTHS), len(needles)))
+            shares = [depth / (_DEPTHS - 1) for depth in sorted(rng.sample(range(_DEPTHS), len(needles)))]
+            if self.depth is not None:
+                shares = [self.depth / 100] * len(needles)
 
             def essay(units: int) -> tuple[str, list[Placed]]:
                 words, places = region.passage(offset, units)
-                chosen = [places[round(depth / (_DEPTHS - 1) * (len(places) - 1))] for depth in depths]
+                chosen = [places[round(share * (len(places) - 1))] for share in shares]
                 return _laid(words, chosen, needles, " ")
 
             return Haystack(essay, lambda low, high: " " + " ".join(region.passage(offset + low, high - low)[0]))
