@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from cachecraft.evaluation.traces import Trace
@@ -31,10 +30,9 @@ def hindsight_orders(structure: ModelStructure, trace: Trace, queries: Sequence[
     orders = {}
     for layer in structure.compressed:
         keys = trace.layers[layer].keys.float()
-        heads, tokens, width = keys.shape
+        heads, _, width = keys.shape
         grouped = queries[layer].float().reshape(heads, -1, width)  # (G, H/G * N, D)
         logits = grouped @ keys.transpose(1, 2) * structure.scaling(layer)
         weights = soft_capped(logits, structure.softcap).softmax(dim=-1)
-        nothing = torch.zeros(heads, tokens, dtype=torch.bool)
-        orders[layer] = token_order(weights.mean(dim=1), nothing)
+        orders[layer] = token_order(weights.mean(dim=1), None)
     return orders

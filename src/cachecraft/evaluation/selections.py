@@ -134,7 +134,7 @@ class Selections:
 
     def _take(self, layer: int, members: Sequence[Cell], decided: Sequence[Decision]) -> None:
         for cell, decision in zip(members, decided, strict=True):
-            self._masks[id(cell)][layer] = decision.mask
+            self._masks[id(cell)][layer] = decision.mask.cpu()  # where all selections are, the model's device or not
             self._forced[id(cell)] &= decision.forced
             if decision.note:
                 self.notes[id(cell)] = decision.note
@@ -146,7 +146,7 @@ class Selections:
             if cell.label == "hindsight":
                 keep = self._uniform(cell, self._structure.kv_heads)
                 for layer, order in orders.items():
-                    self._masks[id(cell)][layer] = keep_first(order, keep)
+                    self._masks[id(cell)][layer] = keep_first(order, keep).cpu()
                 self._forced[id(cell)] = False
 
     def of(self, cell: Cell) -> list[Tensor] | None:
