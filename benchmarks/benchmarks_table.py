@@ -85,14 +85,18 @@ def measure(loaded: LoadedModel, report: BenchReport, options: argparse.Namespac
         )
     metric, fidelity = found.summary("answer"), found.summary("fidelity")
     items = ", ".join(f"{task.split(':')[-1]} {count}" for task, count in sorted(metric.items.items()))
-    left = found.settings.get("left_out") or {}
+    left = {place: count for place, count in (found.settings.get("left_out") or {}).items() if count}
+    skipped = found.settings.get("skipped") or {}
     report.table(
-        f"{name}, {benchmark.length} tokens, query-{benchmark.regime}, split {benchmark.split}. Items that fit: {items}"
-        f"; left out as longer: {sum(left.values())}. Each cell: metric [95 %] / token agreement with the full cache",
+        f"{name}, {benchmark.length} tokens, query-{benchmark.regime}, split {benchmark.split}. Items measured: {items}"
+        f"; longer ones passed over on the way: {sum(left.values())}; tasks skipped: {len(skipped)}. Each cell: metric "
+        "[95 %] / token agreement with the full cache",
         ["policy", *metric.budgets],
         [[row, *(pair(metric, fidelity, row, budget) for budget in metric.budgets)] for row in rows_of(metric)],
     )
-    report.keep(name, {"items": metric.items, "left_out": left, "run": str(found.folder)})
+    for task, reason in sorted(skipped.items()):
+        report.say(f"{task} is skipped: it {reason}.")
+    report.keep(name, {"items": metric.items, "left_out": left, "skipped": skipped, "run": str(found.folder)})
 
 
 def rows_of(summary: Summary) -> list[str]:
@@ -127,7 +131,8 @@ def main() -> None:
             choose_tasks([benchmark.family], sources=Sources(data=tuple(options.data)))
             measure(loaded, report, options, benchmark)
         except CacheCraftError as error:
-            print(f"{benchmark.family} is skipped: {error}\n")
+            report.say(f"{benchmark.family} is skipped: {error}\n")
+    report.close()
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def code(rng: Random, count: int) -> list[Row]:
 
     def first(answer: str) -> str:
         kept = [line for line in answer.lstrip("\n").split("\n") if not re.search(r"`|#|//", line)]
-        return kept[0] if kept else answer
+        return kept[0] if kept else ""
 
     marked = [(rng.choice(["\n", "# a\n", "```\n", "// b\n", ""]) + answer, line) for answer, line in pairs]
 

@@ -104,7 +104,7 @@ def search_budgets(
     setup = _Setup(subject, made, chosen, asked, settings, folder)
     calibration = setup.calibration("search")
     scorer, search = setup.begin(calibration)
-    told_settings = setup.record()
+    told_settings = setup.record(calibration)
     store = open_run(folder, told_settings, [name for name in told_settings if name not in GROWING])
     for split in ("search", "validation") if asked.held_out else ("search",):
         store.log_reading(split, "budgets", datetime.now(UTC).isoformat(timespec="seconds"))
@@ -127,7 +127,7 @@ def search_budgets(
         means = {"search": table(rows, calibration, record, tabled)}
         if asked.held_out:
             means["validation"] = table(rows, setup.calibration("validation"), record, tabled)
-    found = setup.file(search, scorer, means, completions)
+    found = setup.file(search, scorer, means, completions, told_settings)
     path = folder / FILE_NAME
     partial = folder / f".{FILE_NAME}.{os.getpid()}"  # renamed, so that a kill leaves no half a file
     partial.write_text(found.model_dump_json(indent=1, exclude_none=True) + "\n")
@@ -191,9 +191,10 @@ class _Setup:
         search = EvolKV(Space(layers, own, most, len(names)), target, self.settings)
         return Scorer(self.policy, names, layers, heads), search
 
-    def record(self) -> dict[str, object]:
-        """The settings as written to run.yaml."""
+    def record(self, calibration: Calibration) -> dict[str, object]:
+        """The settings as written to run.yaml, with the hash of the text that each task's items come from."""
         asked = self.asked
+        made = [each.item for each in calibration.items]
         return {
             "command": "budgets",
             "model": self.subject.name,
@@ -202,6 +203,7 @@ class _Setup:
             "policy": self.policy.name,
             "policy_id": self.policy.id,
             "tasks": [task.name for task in self.tasks],
+            "sources": {item.task: item.source for item in made if item.source},
             "target": asked.budget.label,
             "length": asked.length,
             "samples": asked.samples,
@@ -245,7 +247,12 @@ class _Setup:
         return rows | {"random": draws}
 
     def file(
-        self, search: EvolKV, scorer: Scorer, means: dict[str, dict[str, float]], completions: Sequence[int]
+        self,
+        search: EvolKV,
+        scorer: Scorer,
+        means: dict[str, dict[str, float]],
+        completions: Sequence[int],
+        record: dict[str, object],
     ) -> BudgetsFile:
         """What was found, as a file."""
         assert search.best is not None
@@ -267,7 +274,7 @@ class _Setup:
                 Row(name=name, search=value, validation=means.get("validation", {}).get(name))
                 for name, value in means["search"].items()
             ],
-            search={key: value for key, value in self.record().items() if key != "versions"},
+            search={key: value for key, value in record.items() if key != "versions"},
             evaluated=len(search.known),
         )
 

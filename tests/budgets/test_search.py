@@ -53,6 +53,20 @@ def whole(loaded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Budg
     return search(loaded, tmp_path_factory.mktemp("whole") / "b1")
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_constants_that_the_policy_refuses_are_worth_nothing_and_the_search_goes_on(
+    loaded: LoadedModel, tmp_path: Path
+) -> None:
+    file = tmp_path / "picky.py"
+    file.write_text(
+        "def score_tokens(f, power=1.0):\n"
+        "    if power > 1:\n        raise ValueError('too high')\n"
+        "    return f.keys.norm(dim=-1) ** power\n"
+    )
+    found = search(loaded, tmp_path / "b", policy=str(file), trust=True, settings={"with_params": True})
+    assert found.budgets.evaluated > 1 and 0 < found.budgets.before <= 1
+
+
 def test_budgets_are_completed_to_the_exact_total_and_stand_beside_others(whole: BudgetSearch) -> None:
     held = whole.budgets
     assert sum(held.budgets) == KEEP * LAYERS

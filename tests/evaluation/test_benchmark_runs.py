@@ -63,6 +63,9 @@ def test_limit_takes_what_there_is_and_skip_long_says_what_it_left_out(
     assert any("Cut to that length: longbench:qasper 2 items" in line for line in notes(cut.summary(), cut.settings))
     with pytest.raises(TaskError, match=r"holds no item .* fits 150 tokens \(3 longer ones are left out\)"):
         measured(subject, tmp_path / "none", length=150, skip_long=True, **asked)
+    part = measured(subject, tmp_path / "part", length=250, skip_long=True, **asked)
+    assert part.summary().items == {"longeval": 3}, "a task without an item that fits does not stop the others"
+    assert part.settings["skipped"] == {"kv_retrieval": "has no item that fits 250 tokens"}
     with pytest.raises(TaskError, match="holds 3 items for split all"):
         measured(subject, tmp_path / "few", length=600, **(asked | {"limit": None, "samples": 9}))
 

@@ -14,6 +14,12 @@ def test_a_budget_that_means_nothing_is_refused(wrong: dict[str, float]) -> None
         Budget(**wrong)  # type: ignore[arg-type]
 
 
+def test_every_digit_of_a_ratio_names_its_results() -> None:
+    cells = make_cells(["knorm"], [Budget(ratio=ratio) for ratio in (2 / 3, 0.666667, 0.75, 0.0)], references=())
+    assert len({cell.fingerprint for cell in cells}) == 4
+    assert [cell.fingerprint.split()[1] for cell in cells[2:]] == ["0.75", "0"]
+
+
 def test_policies_cross_budgets_and_reference_lines_join_them() -> None:
     cells = make_cells(["knorm", "keydiff"], [Budget(ratio=0.5), Budget(keep=8)])
     counts = {label: sum(cell.label == label for cell in cells) for label in {cell.label for cell in cells}}

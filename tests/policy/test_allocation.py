@@ -131,6 +131,14 @@ def test_a_scorer_that_reads_its_budget_is_scored_again_with_its_heads_own() -> 
         assert torch.equal(decision.mask, select(plain, score(plain, layer, own), own, layer).mask)
 
 
+def test_a_window_that_is_part_of_the_budget_is_that_of_the_heads_own_budget() -> None:
+    layer = synthetic_layer(64, kv_heads=2, group=2, head_dim=8, seed=3)
+    (decision,) = decide_adaptive(load_policy("h2o"), layer, [16])
+    smallest = int(decision.mask.sum(dim=-1).min())
+    assert smallest < 16, "or the case says nothing"
+    assert bool(decision.mask[:, -(smallest // 2) :].all()) and not bool(decision.mask[:, -(smallest // 2) - 3 :].all())
+
+
 @pytest.mark.parametrize(
     ("spec", "selector", "nested"),
     [

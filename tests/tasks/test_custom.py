@@ -55,6 +55,8 @@ def test_a_prompt_in_one_piece_is_for_the_query_aware_regime(tmp_path: Path) -> 
         ({"context": ""}, r"line 2, context String should have at least 1"),
         ({"metric": "rouge"}, r"line 2: There is no metric named 'rouge'; did you mean rouge_l"),
         ({"metric": "classification"}, r"line 2, classes does not hold the answers"),
+        ({"metric": "last_number", "answers": ["7", "twelve"]}, r"line 2: metric last_number cannot read .* 'twelve'"),
+        ({"metric": "retrieval"}, r"line 2: metric retrieval cannot read the answer 'irises'"),
         ({"max_new_tokens": 0}, r"line 2, max_new_tokens should be greater than or equal to 1"),
         ({"answer": "x"}, r"line 2, answer Extra inputs are not permitted"),
         ({"question": GOOD["question"]}, r"line 2 asks what line 1 asks of the same context"),

@@ -87,7 +87,7 @@ def test_numbers_count_by_their_share_of_all_numbers() -> None:
 
 def test_code_is_compared_by_the_first_line_without_marks_of_other_text() -> None:
     assert longbench.code_similarity("\n\n# note\n```python\nx = 1\ny", "x = 1") == 1
-    assert longbench.code_similarity("`x`", "`x`") == 1, "the whole answer, where no line is code"
+    assert longbench.code_similarity("`x`", "`x`") == 0, "no line is code"
     assert longbench.first_line("\n\n a\nb") == " a"
     line = code_lines.readable('<s> x = <NUM_LIT:7> <EOL> print ( "<STR_LIT:hello>" ) <EOL> y = <NUM_LIT>')
     assert line == 'x = 7\nprint ( "hello" )\ny = 0'

@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from cachecraft.budgets.constants import with_factors
 from cachecraft.budgets.evolkv import EvolKV, Vector
 from cachecraft.budgets.items import Calibration, scaled
 from cachecraft.budgets.record import FitnessRecord, vector_key
+from cachecraft.errors import PolicyError
 from cachecraft.policy.allocation import Allocation
 from cachecraft.policy.contract import Policy
 
@@ -128,13 +131,30 @@ def _fitness(
         if missing:
             shape = (target, each.keep, len(each.context), scorer.layers, scorer.heads)
             counts = [scaled(vector.budgets, *shape) for vector in missing]
-            found = calibration.by_counts(number, [(policies[v], own) for v, own in zip(missing, counts, strict=True)])
+            found = _measured(
+                calibration, number, missing, [(policies[v], own) for v, own in zip(missing, counts, strict=True)]
+            )
             record.add(each.item.id, {keys[vector]: value for vector, value in zip(missing, found, strict=True)})
         for vector in vectors:
             value = record.get(keys[vector], each.item.id)
             assert value is not None
             values[vector].append(value)
     return {vector: math.fsum(own) / len(own) for vector, own in values.items()}
+
+
+def _measured(
+    calibration: Calibration, number: int, vectors: Sequence[Vector], candidates: Sequence[tuple[Policy, Tensor]]
+) -> list[float]:
+    """Fitness of vectors on an item; one whose constants the policy refuses has none, and the search goes on."""
+    try:
+        return calibration.by_counts(number, candidates)
+    except PolicyError:
+        if len(candidates) > 1:
+            pairs = zip(vectors, candidates, strict=True)
+            return [value for own, pair in pairs for value in _measured(calibration, number, [own], [pair])]
+        if not any(vectors[0].factors):
+            raise
+        return [0.0]
 
 
 def table(

@@ -48,6 +48,11 @@ class Budget:
         """As shown in tables: ``0.75`` or ``keep 128``."""
         return f"{self.ratio:g}" if self.ratio is not None else f"keep {self.keep}"
 
+    @property
+    def exact(self) -> str:
+        """As results are known by: every digit of the ratio, so that no two ratios share a result."""
+        return repr(self.ratio).removesuffix(".0") if self.ratio is not None else f"keep {self.keep}"
+
 
 FULL = Budget(ratio=0.0)
 
@@ -71,7 +76,7 @@ class Cell:
     @property
     def fingerprint(self) -> str:
         """What of the cell can change a result: program, parameters and budget, not its label."""
-        return f"{self.policy.id if self.policy else self.label} {self.budget.label}"
+        return f"{self.policy.id if self.policy else self.label} {self.budget.exact}"
 
 
 def make_cells(

@@ -57,16 +57,23 @@ def plan_items(subject: Subject, settings: Settings) -> Plan:
     choice = choose_tasks(settings.tasks, sources=sources)
     usable: dict[tuple[str, int], Usable] = {}
     hashes: dict[str, str] = {}
+    empty: dict[str, str] = {}
     for task in choice.tasks:
         require_regime(task, settings.regime)
-        for length in settings.lengths:
-            found = _usable(subject, settings, task, length)
-            usable[task.name, length] = found
+        found = {length: _usable(subject, settings, task, length) for length in settings.lengths}
+        if not any(each.items for each in found.values()):
+            empty[task.name] = f"has no item that fits {max(settings.lengths)} tokens"
+            continue
+        for length, each in found.items():
+            usable[task.name, length] = each
             # Of data that end, the last item: better to know now than after an hour that it cannot be made.
-            last = found.items - 1 if task.size(settings.split) is not None else 0
-            if source := _item(subject, settings, task, last, length).source:
+            last = each.items - 1 if task.size(settings.split) is not None else 0
+            if each.items and (source := _item(subject, settings, task, last, length).source):
                 hashes[task.name] = source
-    return Plan(choice, usable, hashes)
+    kept = tuple(task for task in choice.tasks if task.name not in empty)
+    if not kept:
+        _item(subject, settings, choice.tasks[0], 0, settings.lengths[0])  # says what is wrong
+    return Plan(Choice(kept, {**choice.skipped, **empty}), usable, hashes)
 
 
 def require_regime(task: Task, regime: str) -> None:
@@ -82,8 +89,7 @@ def _usable(subject: Subject, settings: Settings, task: Task, length: int) -> Us
     found = task.usable(
         settings.most, split=settings.split, length=length, seed=settings.seed, tokenizer=subject.tokenizer
     )
-    enough = settings.limit is not None and found.items
-    return found if enough else Usable(settings.most, found.too_long, found.cut)
+    return found if settings.limit is not None else Usable(settings.most, found.too_long, found.cut)
 
 
 def _item(subject: Subject, settings: Settings, task: Task, index: int, length: int) -> Item:

@@ -88,7 +88,7 @@ def decide_adaptive(policy: Policy, layer: LayerFeatures, keeps: Sequence[int]) 
         if scored is None or scored.read_keep or scored.protect_read_keep:
             scored = score(policy, layer, _alike(layer, keep))
         counts = adaptive_counts(scored, keep)
-        own = score(policy, layer, counts) if scored.read_keep else scored
+        own = score(policy, layer, counts) if scored.read_keep or scored.protect_read_keep else scored
         decisions.append(select(policy, own, counts, layer))
     return decisions
 

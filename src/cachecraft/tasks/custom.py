@@ -31,6 +31,7 @@ from cachecraft.tasks.sources import Sources
 from cachecraft.tasks.task import BOTH_REGIMES, Item
 
 ENDING = ".jsonl"
+_ANY_ANSWER = "The answer is \\boxed{0}. The correct answer is (A)."
 
 
 class CustomItem(BaseModel):
@@ -79,6 +80,20 @@ def _score(answer: str, item: Item) -> float:
     return metric_named(item.metric).score(answer, item)
 
 
+def _require_scorable(row: CustomItem, where: str) -> None:
+    """Refuse references that the metric cannot read, now and not when the first answer is scored."""
+    texts = (row.context, row.question, row.answer_prefix)
+    for reference in row.answers:
+        item = Item("", 0, "all", 0, 0, *texts, (reference,), row.max_new_tokens, classes=tuple(row.classes))
+        try:
+            metric_named(row.metric).score(_ANY_ANSWER, item)
+        except (TaskError, ValueError) as error:
+            raise TaskError(
+                f"{where}: metric {row.metric} cannot read the answer {reference!r} ({error}); give another or "
+                "another metric."
+            ) from error
+
+
 def _samples(path: Path) -> list[Sample]:
     seen: dict[tuple[Any, ...], int] = {}
     samples = []
@@ -91,6 +106,7 @@ def _samples(path: Path) -> list[Sample]:
             raise TaskError(f"{path}, line {number + 1}: {error}") from error
         if row.metric == "classification" and not set(row.answers) <= set(row.classes):
             raise wrong(str(path), where, ".classes", "does not hold the answers, which metric classification needs")
+        _require_scorable(row, f"{path}, line {number + 1}")
         if (first := seen.setdefault((row.context, row.question), number)) != number:
             raise TaskError(
                 f"{path}: line {number + 1} asks what line {first + 1} asks of the same context; leave one of them out."

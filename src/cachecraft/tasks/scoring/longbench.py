@@ -85,11 +85,10 @@ def count(answer: str, reference: str) -> float:
 def code_similarity(answer: str, reference: str) -> float:
     """Edit similarity, in whole per cent, of the reference and the answer's first line of code.
 
-    That is the first one, after leading line breaks, without a backtick, ``#`` and ``//``; the whole answer if
-    there is none.
+    That is the first one, after leading line breaks, without a backtick, ``#`` and ``//``; nothing if there is none.
     """
     lines = answer.lstrip("\n").split("\n")
-    line = next((line for line in lines if not any(mark in line for mark in _CODE_NOISE)), answer)
+    line = next((line for line in lines if not any(mark in line for mark in _CODE_NOISE)), "")
     return percent(line, reference) / 100
 
 
