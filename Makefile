@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP) ## make .venv with everything in it, pinned
 
-demo: $(STAMP) ## compare eviction policies on a real model and print the table
+demo: $(STAMP) ## discover a policy and compare it with known ones on a real model
 	$(BIN)/cachecraft demo
 
 test: lint unit system integration ## lint, unit tests, whole runs on tiny models, then the tests on the default model

@@ -21,7 +21,12 @@ from cachecraft.reporting.summary import Summary
 from cachecraft.reporting.tables import as_csv, markdown, notes
 from cachecraft.terminal import one_sentence
 
-POLICIES = ("streaming_llm", "knorm", "keydiff", "vnorm", "value_diversity", "vk_ratio", "snapkv", "tova", "frc")
+POLICIES = (
+    *("craft", "streaming_llm", "knorm", "keydiff", "vnorm"),
+    *("value_diversity", "vk_ratio", "snapkv", "tova", "frc"),
+)
+KINDS = ("single_1", "single_2", "single_3", "multikey_1", "multikey_2", "multivalue", "multiquery")
+TASKS = ",".join(f"ruler:niah_{kind}" for kind in KINDS)  # the default model does none of the others
 RATIOS = (0.5, 0.75, 0.88)
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "score_against_bytes"
 
@@ -32,7 +37,11 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=12, help="test items per task (default: %(default)s)")
     parser.add_argument("--validation", type=int, default=4, help="items that choose the tasks (default: %(default)s)")
     parser.add_argument("--lengths", default="1024,2048", help="tokens of an item (default: %(default)s)")
-    parser.add_argument("--tasks", default="ruler", help="tasks or families to choose from (default: %(default)s)")
+    parser.add_argument(
+        "--tasks",
+        default=",".join(f"ruler:niah_{name}" for name in TASKS),
+        help="tasks or families to choose from (default: %(default)s)",
+    )
     parser.add_argument("--policies", default=",".join(POLICIES), help="default: %(default)s")
     parser.add_argument("--ratios", default=",".join(map(str, RATIOS)), help="default: %(default)s")
     parser.add_argument("--runs", type=Path, default=RUNS, help="where run folders go (default: runs)")

@@ -1,4 +1,4 @@
-"""Measures two policies and one of your own on a RULER task, and prints what is shown.
+"""Measures two policies and one of your own on a RULER task, and prints their scores.
 
 python examples/compare_policies.py [samples]
 """

@@ -1,4 +1,4 @@
-"""The searches that `craft` comes from: seeds and settings, to run again or to change.
+"""The search that `craft` comes from, and a harsher one: seeds and settings, to run again or to change.
 
 python examples/discover_craft.py [first|second] [minutes] [run] [threads]
 

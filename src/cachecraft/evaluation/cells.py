@@ -12,7 +12,7 @@ from cachecraft.errors import BudgetError, CacheCraftError
 from cachecraft.policy.contract import Policy, load_policy
 from cachecraft.policy.decide import keep_count
 
-EVALUATOR_VERSION = 1  # part of every result's id: raise it when the same settings would give another number
+EVALUATOR_VERSION = 2  # part of every result's id: raise it when the same settings would give another number
 
 Regime = Literal["agnostic", "aware"]
 Scoring = Literal["answer", "likelihood", "fidelity"]

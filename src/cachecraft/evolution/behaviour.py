@@ -1,4 +1,4 @@
-"""How a policy behaves, in three numbers, and the fixed grid of at most 30 cells that sorts policies by them.
+"""How a policy behaves, in three numbers, and the fixed grid of 27 cells that sorts policies by them.
 
 Diversity is kept by what a policy does, not by how it is written. The bin edges never move, so that a candidate's cell
 depends on nothing but itself, and a resumed run has the grid that it had.
