@@ -39,7 +39,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--lengths", default="1024,2048", help="tokens of an item (default: %(default)s)")
     parser.add_argument(
         "--tasks",
-        default=",".join(f"ruler:niah_{name}" for name in TASKS),
+        default=TASKS,
         help="tasks or families to choose from (default: %(default)s)",
     )
     parser.add_argument("--policies", default=",".join(POLICIES), help="default: %(default)s")
