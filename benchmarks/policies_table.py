@@ -1,6 +1,7 @@
 """Every single-pass policy × ratios on the RULER tasks that a model can do, in both regimes: docs/policies.md.
 
-A policy that wraps another is measured over `--base`. Scored by the likelihood of the reference answer and by forced
+A policy that wraps another is measured over `--base`, or over snapkv
+where it refuses that one's negative scores. Scored by the likelihood of the reference answer and by forced
 match (all reference tokens right under teacher forcing), which cost a fifth of generated answers. Runs are kept in
 runs/policies-MODEL-LENGTH-REGIME; a repeated call goes on where an interrupted one stopped.
 """
@@ -20,6 +21,8 @@ from cachecraft.policy.contract import builtin_policies, builtin_wrappers
 from cachecraft.reporting.tables import as_csv, markdown, notes
 from cachecraft.terminal import one_sentence
 
+MULTIPLY = {"caote", "criticalkv"}  # wrappers that take no negative scores
+
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -36,9 +39,9 @@ def parse_options() -> argparse.Namespace:
 
 
 def single_pass(base: str) -> list[str]:
-    """Every built-in policy that decides from one prefill; wrappers over `base`."""
+    """Every built-in policy that decides from one prefill; wrappers over `base`, or what they take instead."""
     own = [name for name in builtin_policies() if name != "random"]
-    return [*own, *(f"{name}({base})" for name in builtin_wrappers())]
+    return [*own, *(f"{name}({'snapkv' if name in MULTIPLY else base})" for name in builtin_wrappers())]
 
 
 def main() -> None:
