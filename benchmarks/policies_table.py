@@ -1,9 +1,9 @@
 """Every single-pass policy × ratios on the RULER tasks that a model can do, in both regimes: docs/policies.md.
 
-A policy that wraps another is measured over `--base`, or over snapkv
-where it refuses that one's negative scores. Scored by the likelihood of the reference answer and by forced
-match (all reference tokens right under teacher forcing), which cost a fifth of generated answers. Runs are kept in
-runs/policies-MODEL-LENGTH-REGIME; a repeated call goes on where an interrupted one stopped.
+A policy that wraps another is measured over `--base`, or over snapkv where it refuses that one's negative scores.
+Scored by the likelihood of the reference answer and by forced match (all reference tokens right under teacher forcing),
+which cost a fifth of generated answers. Runs are kept in runs/policies-MODEL-LENGTH-REGIME; a repeated call goes on
+where an interrupted one stopped.
 """
 
 from __future__ import annotations
