@@ -18,7 +18,8 @@ from subject import add_model_options
 from cachecraft import api
 from cachecraft.models import load
 from cachecraft.policy.contract import builtin_policies, builtin_wrappers
-from cachecraft.reporting.tables import as_csv, markdown, notes
+from cachecraft.reporting.summary import FULL_BUDGET, Row, Summary
+from cachecraft.reporting.tables import as_csv, notes, number
 from cachecraft.terminal import one_sentence
 
 MULTIPLY = {"caote", "criticalkv"}  # wrappers that take no negative scores
@@ -44,6 +45,23 @@ def single_pass(base: str) -> list[str]:
     return [*own, *(f"{name}({'snapkv' if name in MULTIPLY else base})" for name in builtin_wrappers())]
 
 
+def side_by_side(likelihood: Summary, matches: Summary) -> str:
+    """A Markdown table whose cells hold the log-likelihood and the share of forced matches, with their intervals."""
+    beside = {row.label: row for row in matches.rows}
+    lines = [f"| policy | {' | '.join(likelihood.budgets)} |", f"|---|{'---:|' * len(likelihood.budgets)}"]
+    for row in likelihood.rows:
+        name = f"*{row.label}*" if row.reference else row.label
+        cells = (f"{score_of(row, budget)}, {score_of(beside[row.label], budget)}" for budget in likelihood.budgets)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def score_of(row: Row, budget: str) -> str:
+    """The full cache keeps everything, whatever the budget of the column."""
+    cell = row.cells.get(FULL_BUDGET if row.label == "full" else budget)
+    return number(cell.score) if cell and cell.score else "rejected"
+
+
 def main() -> None:
     options = parse_options()
     loaded = load(options.model, device="cpu", threads=options.threads, progress=print)
@@ -67,12 +85,11 @@ def main() -> None:
                 progress=following(bar, f"query-{regime}"),
             )
         found.export()
-        for summary in found.summaries():
-            report.say(f"\n### {loaded.name}, {options.length} tokens, query-{regime}, {summary.scoring}\n")
-            report.say(markdown(summary))
-            for note in notes(summary, found.settings):
-                report.say(note)
-            tables[f"{regime}, {summary.scoring}"] = as_csv([summary])
+        both = found.summaries()
+        report.say(f"\n### {loaded.name}, {options.length} tokens, query-{regime}\n\n{side_by_side(*both)}\n")
+        for note in notes(both[0], found.settings):
+            report.say(note)
+        tables |= {f"{regime}, {summary.scoring}": as_csv([summary]) for summary in both}
         report.keep("tables", tables)
     report.close()
 
