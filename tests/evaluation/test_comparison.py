@@ -9,8 +9,8 @@ from tests.evaluation.made_runs import SETTINGS, result, wide, write
 
 from cachecraft.errors import CacheCraftError, RunError, UnknownNameError
 from cachecraft.evaluation import comparison
+from cachecraft.evaluation.corrections import holm
 from cachecraft.evaluation.settings import IDENTITY
-from cachecraft.evaluation.statistics import holm
 from cachecraft.evaluation.store import Result, open_run
 from cachecraft.reporting.comparison import margins, sentences
 from cachecraft.reporting.pitfalls import neglected, rises, survivals

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from cachecraft.errors import CacheCraftError, RunError, UnknownNameError
+from cachecraft.evaluation.corrections import benjamini_hochberg, holm
 from cachecraft.evaluation.statistics import (
     Estimate,
     NonInferiority,
     TaskScores,
-    benjamini_hochberg,
-    holm,
     macro_difference,
     macro_mean,
     non_inferior,
