@@ -64,7 +64,7 @@ def compare(
     against: Annotated[str, typer.Option(help="Compare all with this row only, such as full; else all pairs.")] = "",
     scoring: Annotated[str, typer.Option(help="answer, likelihood or fidelity; else the first run's first.")] = "",
     margin: Annotated[float, typer.Option(help="Who is within so many points of the full cache?")] = 2.0,
-    correction: Annotated[str, typer.Option(help="holm: no false claim at all; bh: few among the claims.")] = "holm",
+    correction: Annotated[str, typer.Option(help="bh: few false ones among the claims; holm: none at all.")] = "bh",
 ) -> None:
     """Compare policies on the same items, corrected for many comparisons, and say what is shown and what is not."""
     with one_sentence():

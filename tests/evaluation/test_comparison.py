@@ -9,7 +9,7 @@ from tests.evaluation.made_runs import SETTINGS, result, wide, write
 
 from cachecraft.errors import CacheCraftError, RunError, UnknownNameError
 from cachecraft.evaluation import comparison
-from cachecraft.evaluation.corrections import holm
+from cachecraft.evaluation.corrections import benjamini_hochberg, holm
 from cachecraft.evaluation.settings import IDENTITY
 from cachecraft.evaluation.store import Result, open_run
 from cachecraft.reporting.comparison import margins, sentences
@@ -133,3 +133,23 @@ def test_a_sample_measured_at_several_lengths_counts_once(tmp_path: Path) -> Non
     cells, _ = comparison.read_cells([tmp_path / "run"])
     (found,) = comparison.compare(cells, [("a", "b")])
     assert found.difference.n == 12 and found.p == pytest.approx(1 / 8, abs=0.02) and not found.shown
+
+
+def test_six_hundred_comparisons_leave_room_for_one_that_is_shown() -> None:
+    values = {"good": [0.75] * 20, "bad": [0.25] * 20, "other": [0.75, 0.25] * 10, "another": [0.25, 0.75] * 10}
+    scores = {
+        row: {"0.5": {task: {f"{task}{n}": each for n, each in enumerate(own)} for task in "tu"}}
+        for row, own in values.items()
+    }
+    cells = comparison.Cells(SETTINGS, scores, {}, frozenset())
+    found = comparison.compare(cells, [("good", "bad"), *[("other", "another")] * 600])
+    assert found[0].p < 0.04 and found[0].shown  # of 9999 permutations it could not be below 0.06
+    assert not any(each.shown for each in found[1:])
+
+
+def test_the_correction_is_that_of_benjamini_and_hochberg_unless_holm_is_asked_for(tmp_path: Path) -> None:
+    cells, _ = comparison.read_cells([write(tmp_path / "run", {name: wide(n, 0.5, 9) for n, name in enumerate("abc")})])
+    alone = [each.difference.p or 0.0 for each in comparison.compare(cells, comparison.pairs_of(cells))]
+    for given, adjusted in (({}, benjamini_hochberg), ({"correction": "holm"}, holm)):
+        found = comparison.compare(cells, comparison.pairs_of(cells), **given)
+        assert [each.p for each in found] == pytest.approx(adjusted(alone))

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from cachecraft.errors import CacheCraftError, RunError, UnknownNameError
 from cachecraft.evaluation.corrections import benjamini_hochberg, holm
+from cachecraft.evaluation.resampling import PERMUTATIONS
 from cachecraft.evaluation.rows import clusters_of, folder_names, names_in_folders, scoring_of
 from cachecraft.evaluation.statistics import (
     SURE,
@@ -162,11 +164,11 @@ def pairs_of(cells: Cells, against: str = "") -> list[tuple[str, str]]:
     return pairs
 
 
-def compare(cells: Cells, pairs: Sequence[tuple[str, str]], *, correction: str = "holm", seed: int = 0) -> list[Compared]:
+def compare(cells: Cells, pairs: Sequence[tuple[str, str]], *, correction: str = "bh", seed: int = 0) -> list[Compared]:
     """Compare pairs at every budget at which both were measured on common items.
 
     The difference is the macro mean over tasks, with the interval and p of `macro_difference`; p is adjusted for all of
-    them together.
+    them together. Permutations are as many as it takes for one small p to survive that.
 
     Raises:
         CacheCraftError: There is no such correction.
@@ -180,9 +182,13 @@ def compare(cells: Cells, pairs: Sequence[tuple[str, str]], *, correction: str =
         for a, b in pairs
         if (both := common(cells.at(a, budget), cells.at(b, budget))) is not None
     ]
+    permutations = ceil(2 * len(asked) / SURE)
     found = []
     for a, b, budget, both in asked:
         difference = macro_difference(*both, cells.clusters, seed=seed)
+        # Only what came out at the least p that there is may be smaller yet: it alone is worth counting longer.
+        if permutations > PERMUTATIONS and difference.p is not None and difference.p <= 1.5 / (1 + PERMUTATIONS):
+            difference = macro_difference(*both, cells.clusters, seed=seed, permutations=permutations)
         found.append(Compared(a, b, budget, difference, difference.p if difference.p is not None else 1.0))
     if not found:
         raise RunError("No two of these rows were measured on the same items at the same budget.")
