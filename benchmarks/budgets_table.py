@@ -26,6 +26,7 @@ from cachecraft.budgets.search import SearchProgress
 from cachecraft.budgets.settings import EvolKVSettings, SearchTask
 from cachecraft.errors import CacheCraftError
 from cachecraft.evaluation.cells import Budget
+from cachecraft.evaluation.rows import clusters_of
 from cachecraft.evaluation.settings import Progress
 from cachecraft.evaluation.statistics import TaskScores, eligible_tasks, macro_difference, macro_mean
 from cachecraft.models import LoadedModel, load
@@ -119,8 +120,8 @@ def scores(found: api.Evaluation, scoring: str) -> dict[str, TaskScores]:
 def measured(
     loaded: LoadedModel, report: BenchReport, options: argparse.Namespace, budget: Budget, specs: Sequence[str],
     allocations: Sequence[str], tasks: Sequence[str], run: Path, samples: int, scoring: str, references: Sequence[str]
-) -> dict[str, TaskScores]:  # fmt: skip
-    """Test scores of policies crossed with allocations."""
+) -> tuple[dict[str, TaskScores], dict[str, str]]:  # fmt: skip
+    """Test scores of policies crossed with allocations, and which items share a document."""
     with report.progress() as bar:
         found = api.evaluate(
             loaded,
@@ -138,17 +139,18 @@ def measured(
             trust=True,
             progress=following(bar, run.name),
         )
-    return scores(found, scoring)
+    return scores(found, scoring), clusters_of(found.results)
 
 
-def lines(held: dict[str, TaskScores], evolkv: str, first: str) -> list[list[str]]:
+def lines(held: dict[str, TaskScores], clusters: dict[str, str], evolkv: str, first: str) -> list[list[str]]:
     """A line for each division: its score, and what EvolKV's is better by."""
     made = []
     for label, own in sorted(held.items(), key=lambda pair: -macro_mean(pair[1]).estimate):
-        mean, told = macro_mean(own), ""
+        mean, told = macro_mean(own, clusters), ""
         if label != evolkv:
-            apart = macro_difference(held[evolkv], own)
-            told = f"{apart.estimate:+.3f} [{apart.low:+.3f}, {apart.high:+.3f}]{'!' if apart.low > 0 else ''}"
+            apart = macro_difference(held[evolkv], own, clusters)
+            better = "!" if apart.sure and apart.low > 0 else ""
+            told = f"{apart.estimate:+.3f} [{apart.low:+.3f}, {apart.high:+.3f}]{better}"
         made.append([f"{first} {label}", f"{mean.estimate:.3f} [{mean.low:.3f}, {mean.high:.3f}]", told])
     return made
 
@@ -195,10 +197,10 @@ def run_table(loaded: LoadedModel, report: BenchReport, options: argparse.Namesp
             spec, path = searched(loaded, report, options, scorer, budget, tasks)
             run = options.runs / f"test-{path.parent.name}"
             own = (options, budget, [spec], [str(path), *OTHERS], tasks, run, options.samples, "likelihood", ["full"])
-            held = measured(loaded, report, *own)
-            made += lines(held, label_of(held, path), f"c={target}")
+            held, clusters = measured(loaded, report, *own)
+            made += lines(held, clusters, label_of(held, path), f"c={target}")
     report.table(
-        f"exp of the mean log-likelihood on test items, {options.samples} of each task; ! the interval lies above 0",
+        f"exp of the mean log-likelihood on test items, {options.samples} of each task; ! above 0, p < 0.05",
         ["target, division", "mean [95 %]", "EvolKV better by"],
         shown(made),
     )
@@ -240,9 +242,9 @@ def run_headline(loaded: LoadedModel, report: BenchReport, options: argparse.Nam
         samples = math.ceil(options.headline_items / len(tasks))
         run, references = options.runs / f"headline-{path.parent.name}", ["full", "hindsight", "random"]
         own = (options, budget, [spec], [str(path), *OTHERS], tasks, run, samples, "answer", references)
-        held = measured(loaded, report, *own)
+        held, clusters = measured(loaded, report, *own)
         evolkv = label_of(held, path)
-        made += lines(held, evolkv, f"{ratio:g}")
+        made += lines(held, clusters, evolkv, f"{ratio:g}")
         share = macro_mean(held[evolkv]).estimate / macro_mean(held["full"]).estimate
         report.say(
             f"Headline: {evolkv} at ratio {ratio:g} keeps {100 * share:.1f} % of the full cache's score over "
@@ -250,7 +252,7 @@ def run_headline(loaded: LoadedModel, report: BenchReport, options: argparse.Nam
         )
         report.keep(f"headline-{ratio:g}", {"share": share, "tasks": tasks, "items": samples * len(tasks)})
     report.table(
-        "Share of the references found in the answer, test items; ! the interval lies above 0",
+        "Share of the references found in the answer, test items; ! the interval lies above 0 and p < 0.05",
         ["ratio, division", "mean [95 %]", "EvolKV better by"],
         shown(made),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cachecraft import api
 from cachecraft.cli import app
 from cachecraft.evaluation.settings import IDENTITY
 from cachecraft.evaluation.store import open_run
@@ -83,3 +84,50 @@ def test_heatmap_prints_depth_by_length_and_pitfalls_what_survived(tmp_path: Pat
     code, told = run("pitfalls", tmp_path / "run")
     assert code == 0 and "keydiff 0.5 needle:50 2 0.00 0.50 — 0.00" in told
     assert run("heatmap", tmp_path / "run", "--policy", "nobody")[0] == 2
+
+
+@pytest.mark.parametrize("made_by", ["budgets", "discover"])
+def test_the_folder_of_another_command_is_refused_in_one_sentence(made_by: str, tmp_path: Path) -> None:
+    folder = tmp_path / "b1"
+    folder.mkdir()
+    (folder / "run.yaml").write_text(f"command: {made_by}\nmodel: tiny\n")
+    (folder / "run.sqlite").touch()
+    sentence = f"b1 was made by `cachecraft {made_by}`; name a folder of `cachecraft evaluate`."
+    for arguments in (["compare"], ["pitfalls"], ["table"], ["show", "--policy", "p", "--task", "t"]):
+        code, told = run(arguments[0], folder, *arguments[1:])
+        assert code == 2 and sentence in told
+    assert (folder / "run.sqlite").stat().st_size == 0
+
+
+def test_every_command_tells_two_programs_of_one_name_apart(tmp_path: Path) -> None:
+    store = open_run(tmp_path / "run", SETTINGS, IDENTITY)
+    kept = {"segments": {}, "survived": {"answer": True}, "whole": {"answer": 0.5}}
+    for policy, value in (("a" * 64, 1.0), ("b" * 64, 0.0)):
+        for number in range(3):
+            detail = {"answer": "7", "retention": kept}
+            store.add(
+                [result("mine", number, value, id=f"{policy}{number}", policy=policy, detail=detail)], {"length": 9}
+            )
+    store.close()
+    for command in ("table", "pitfalls", "compare"):
+        code, told = run(command, tmp_path / "run")
+        assert code == 0 and "mine (aaaaaaaa)" in told and "mine (bbbbbbbb)" in told
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "mine (aaaaaaaa)" in page and "mine (bbbbbbbb)" in page
+    code, told = run("show", tmp_path / "run", "--policy", "mine", "--task", "t")
+    assert code == 2 and "known: mine (aaaaaaaa), mine (bbbbbbbb)" in told
+
+
+def test_runs_in_folders_of_one_name_are_told_apart_in_a_report(tmp_path: Path) -> None:
+    folders = [write(tmp_path / above / "run", {"a": [1.0, 0.0]}) for above in ("x", "y")]
+    assert run("report", *folders, "-o", tmp_path / "both.html")[0] == 0
+    page = (tmp_path / "both.html").read_text()
+    assert "<title>x/run, y/run" in page
+
+
+def test_a_summary_takes_the_first_scoring_that_its_results_hold(tmp_path: Path) -> None:
+    store = open_run(tmp_path / "run", SETTINGS | {"scoring": ["answer", "fidelity"]}, IDENTITY)
+    store.add([result("a", 0, 0.5, scoring="fidelity")], {"length": 512})
+    store.close()
+    assert api.open_evaluation(tmp_path / "run").summary().scoring == "fidelity"
+    assert run("pitfalls", tmp_path / "run")[0] == 0

@@ -9,9 +9,10 @@ from typing import Any, cast
 
 from cachecraft.evaluation.cells import REFERENCES, Budget, Regime, Scoring
 from cachecraft.evaluation.grid import evaluate as evaluate_grid
+from cachecraft.evaluation.rows import scoring_of, told_apart
 from cachecraft.evaluation.selections import Subject
 from cachecraft.evaluation.settings import Progress, Settings
-from cachecraft.evaluation.store import Result, read_run
+from cachecraft.evaluation.store import Result, read_evaluation
 from cachecraft.models import LoadedModel, load
 from cachecraft.reporting.needle_map import export_maps
 from cachecraft.reporting.plots import plot_score_against_bytes
@@ -27,7 +28,7 @@ class Evaluation:
     Attributes:
         folder: The run's folder.
         settings: As in its run.yaml.
-        results: One for each item, policy, budget and scoring.
+        results: One for each item, policy, budget and scoring; programs that share a label bear a short id, too.
         texts: By item id, what the run stores of its prompt.
     """
 
@@ -45,15 +46,21 @@ class Evaluation:
         """The length in tokens that a result's item was made for."""
         return length_of(result, self.settings, self.texts)
 
+    @property
+    def scoring(self) -> str:
+        """The first of the run's scorings that the results hold."""
+        return scoring_of(self.settings, self.results)
+
     def summary(self, scoring: str | None = None, *, against: str = "", length: int | None = None) -> Summary:
         """Macro averages with intervals, best policy first.
 
         Args:
-            scoring: One that the run has, or ``"forced_match"`` where it has likelihoods; its first when missing.
+            scoring: One that the results hold, or ``"forced_match"`` where they hold likelihoods; when missing, the
+                first of the run's that they hold.
             against: A row that all others are compared with, item by item; "" for none.
             length: One of the run's lengths; its shortest unless another is named.
         """
-        chosen = scoring or self.settings["scoring"][0]
+        chosen = scoring or self.scoring
         wanted = length or self.lengths[0]
         own = [result for result in self.results if self.length_of(result) == wanted]
         return replace(summarise(own, chosen, against=against, skipped=self.settings.get("skipped")), length=wanted)
@@ -185,7 +192,7 @@ def evaluate(
     loaded = load(model) if isinstance(model, str) else model
     store, ids = evaluate_grid(subject_of(loaded, force=force), settings, Path(run), progress=progress, trust=trust)
     try:
-        return Evaluation(store.folder, store.settings, tuple(store.results(ids)), store.item_texts())
+        return Evaluation(store.folder, store.settings, tuple(told_apart(store.results(ids))), store.item_texts())
     finally:
         store.close()
 
@@ -194,10 +201,10 @@ def open_evaluation(run: str | Path) -> Evaluation:
     """Everything that a run's folder holds.
 
     Raises:
-        RunError: It is not a run folder, or holds no results yet.
+        RunError: It is not the folder of an evaluation.
     """
-    store = read_run(Path(run))
+    store = read_evaluation(Path(run))
     try:
-        return Evaluation(store.folder, store.settings, tuple(store.results()), store.item_texts())
+        return Evaluation(store.folder, store.settings, tuple(told_apart(store.results())), store.item_texts())
     finally:
         store.close()

@@ -64,12 +64,12 @@ def compare(
     against: Annotated[str, typer.Option(help="Compare all with this row only, such as full; else all pairs.")] = "",
     scoring: Annotated[str, typer.Option(help="answer, likelihood or fidelity; else the first run's first.")] = "",
     margin: Annotated[float, typer.Option(help="Who is within so many points of the full cache?")] = 2.0,
-    correction: Annotated[str, typer.Option(help="holm: no false claim at all; bh: few among the claims.")] = "holm",
+    correction: Annotated[str, typer.Option(help="bh: few false ones among the claims; holm: none at all.")] = "bh",
 ) -> None:
     """Compare policies on the same items, corrected for many comparisons, and say what is shown and what is not."""
     with one_sentence():
         from cachecraft.evaluation import comparison
-        from cachecraft.reporting.comparison import margins, sentences, side_by_side, unit_of
+        from cachecraft.reporting.comparison import margins, methods, sentences, side_by_side, unit_of
 
         if margin <= 0:
             raise CacheCraftError(f"--margin {margin:g} is no margin; give a number of points above 0.")
@@ -84,8 +84,8 @@ def compare(
             for line in margins(near, scored):
                 out.print(line, markup=False, soft_wrap=True)
         out.print(
-            f"\n{len(found)} comparisons of {scored} scores, paired by item; intervals: stratified bootstrap, each "
-            f"alone; p: permutation, adjusted ({correction}). Model {cells.settings.get('model')}, query-"
+            f"\n{len(found)} comparisons of {scored} scores, paired by item; {methods(found)}; intervals each alone, p "
+            f"adjusted ({correction}). Model {cells.settings.get('model')}, query-"
             f"{cells.settings.get('regime')}, split {cells.settings.get('split')}.",
             style="dim",
             markup=False,
@@ -95,7 +95,7 @@ def compare(
 @results_app.command()
 def pitfalls(
     run: RunFolder,
-    scoring: Annotated[str, typer.Option(help="answer, likelihood or fidelity; else the run's first.")] = "",
+    scoring: Annotated[str, typer.Option(help="answer, likelihood or fidelity; else the first measured.")] = "",
 ) -> None:
     """Show what averages hide: answers evicted, parts of prompts dropped, scores that rise when more is evicted."""
     with one_sentence():
@@ -105,7 +105,7 @@ def pitfalls(
         from cachecraft.reporting.pitfalls import neglected, rises, survivals
 
         evaluation = api.open_evaluation(run)
-        chosen = scoring or evaluation.settings["scoring"][0]
+        chosen = scoring or evaluation.scoring
         listing = Table(box=None, pad_edge=False, header_style="bold")
         for column in ("policy", "budget", "task", "items", "answer survived", "whole in heads", "score if", "if not"):
             listing.add_column(column, justify="left" if column in ("policy", "budget", "task") else "right")
@@ -159,7 +159,7 @@ def print_evaluation(evaluation: Any, against: str) -> None:
         if against:
             out.print()
             out.print(difference_table(summary))
-            out.print("! the 95 % interval of the paired difference excludes 0", style="dim")
+            out.print("! the 95 % interval of the paired difference excludes 0, and its p is below 0.05", style="dim")
         out.print()
         for line in notes(summary, evaluation.settings):
             out.print(line, style="dim", markup=False)

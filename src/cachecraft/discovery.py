@@ -12,6 +12,7 @@ import torch
 
 from cachecraft import api
 from cachecraft.errors import PolicyLoadError, RunError
+from cachecraft.evaluation.rows import clusters_of
 from cachecraft.evaluation.settings import Progress, versions
 from cachecraft.evaluation.statistics import Estimate
 from cachecraft.evaluation.store import open_run, read_run
@@ -250,6 +251,7 @@ def decompose(
         tasks = population.tasks()
     loaded = load(model or record["models"][0]) if not isinstance(model, LoadedModel) else model
     grid: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    clusters: dict[str, str] = {}
     for selector in SELECTORS:
         found = api.evaluate(
             loaded,
@@ -266,9 +268,12 @@ def decompose(
             references=[],
             progress=progress,
         )
+        clusters |= clusters_of(found.results)
         for result in found.results:
             if result.value is not None:
                 pair = result.label.partition(" [")[0], selector
                 grid.setdefault(pair, {}).setdefault(result.task, {})[result.item] = 100 * math.exp(result.value)
-    told = worth(grid, scorer="random", selector="tokens")
-    return Decomposition(means(grid), tuple(told), sum(len(items) for items in grid[best.name, "tokens"].values()))
+    told = worth(grid, scorer="random", selector="tokens", clusters=clusters)
+    return Decomposition(
+        means(grid, clusters), tuple(told), sum(len(items) for items in grid[best.name, "tokens"].values())
+    )

@@ -9,8 +9,8 @@ from tests.evaluation.made_runs import SETTINGS, result, wide, write
 
 from cachecraft.errors import CacheCraftError, RunError, UnknownNameError
 from cachecraft.evaluation import comparison
+from cachecraft.evaluation.corrections import benjamini_hochberg, holm
 from cachecraft.evaluation.settings import IDENTITY
-from cachecraft.evaluation.statistics import holm
 from cachecraft.evaluation.store import Result, open_run
 from cachecraft.reporting.comparison import margins, sentences
 from cachecraft.reporting.pitfalls import neglected, rises, survivals
@@ -95,3 +95,61 @@ def test_a_lost_answer_a_dropped_part_and_a_score_that_rises_are_seen() -> None:
     assert second.score_if_not is None
     assert rises(held, "answer") == ["p on t scores 1.00 at 0.75 but 0.50 at 0.5, where more is kept."]
     assert neglected(held, "answer")[0] == "p at 0.5 on t keeps 10 % of the instruction but 50 % of everything."
+
+
+def test_two_programs_of_one_name_are_two_rows_named_by_id_or_folder(tmp_path: Path) -> None:
+    one, two = tmp_path / "x" / "run", tmp_path / "y" / "run"
+    for folder, programs in ((one, {"a": "0" * 64}), (two, {"a": "1" * 64})):
+        store = open_run(folder, SETTINGS, IDENTITY)
+        for label, policy in programs.items():
+            store.add([result(label, number, float(policy[0]), policy=policy) for number in range(4)])
+        store.close()
+    cells, _ = comparison.read_cells([one, two])
+    assert {row: scores["0.5"]["t"]["t0"] for row, scores in cells.scores.items()} == {"a (x/run)": 0, "a (y/run)": 1}
+    store = open_run(two, SETTINGS, IDENTITY)  # measured again after an edit
+    store.add([result("a", number, 0.5, id=f"again {number}", policy="1" * 8 + "2" * 56) for number in range(4)])
+    store.close()
+    cells, _ = comparison.read_cells([one, two])
+    assert set(cells.scores) == {"a (000000000)", "a (111111111)", "a (111111112)"}
+
+
+def test_the_draws_of_random_stay_one_row(tmp_path: Path) -> None:
+    store = open_run(tmp_path / "run", SETTINGS, IDENTITY)
+    draws = [result("random", 0, float(draw), id=str(draw), policy=f"{draw}", reference=True) for draw in range(2)]
+    store.add([*draws, result("a", 0, 1.0)])
+    store.close()
+    cells, _ = comparison.read_cells([tmp_path / "run"])
+    assert cells.scores["random"]["0.5"]["t"] == {"t0": 0.5} and cells.references == {"random"}
+
+
+def test_a_sample_measured_at_several_lengths_counts_once(tmp_path: Path) -> None:
+    store = open_run(tmp_path / "run", SETTINGS | {"length": [512, 1024, 2048]}, IDENTITY)
+    for length in (512, 1024, 2048):
+        for number in range(4):
+            for label, value in (("a", 1.0), ("b", 0.0)):
+                changes = {"id": f"{label} {length} {number}", "item": f"{number} at {length}", "cluster": f"{number}"}
+                store.add([result(label, number, value, **changes)], {"length": length})
+    store.close()
+    cells, _ = comparison.read_cells([tmp_path / "run"])
+    (found,) = comparison.compare(cells, [("a", "b")])
+    assert found.difference.n == 12 and found.p == pytest.approx(1 / 8, abs=0.02) and not found.shown
+
+
+def test_six_hundred_comparisons_leave_room_for_one_that_is_shown() -> None:
+    values = {"good": [0.75] * 20, "bad": [0.25] * 20, "other": [0.75, 0.25] * 10, "another": [0.25, 0.75] * 10}
+    scores = {
+        row: {"0.5": {task: {f"{task}{n}": each for n, each in enumerate(own)} for task in "tu"}}
+        for row, own in values.items()
+    }
+    cells = comparison.Cells(SETTINGS, scores, {}, frozenset())
+    found = comparison.compare(cells, [("good", "bad"), *[("other", "another")] * 600])
+    assert found[0].p < 0.04 and found[0].shown  # of 9999 permutations it could not be below 0.06
+    assert not any(each.shown for each in found[1:])
+
+
+def test_the_correction_is_that_of_benjamini_and_hochberg_unless_holm_is_asked_for(tmp_path: Path) -> None:
+    cells, _ = comparison.read_cells([write(tmp_path / "run", {name: wide(n, 0.5, 9) for n, name in enumerate("abc")})])
+    alone = [each.difference.p or 0.0 for each in comparison.compare(cells, comparison.pairs_of(cells))]
+    for given, adjusted in (({}, benjamini_hochberg), ({"correction": "holm"}, holm)):
+        found = comparison.compare(cells, comparison.pairs_of(cells), **given)
+        assert [each.p for each in found] == pytest.approx(adjusted(alone))

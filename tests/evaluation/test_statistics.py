@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from cachecraft.errors import RunError
+from cachecraft.evaluation.corrections import benjamini_hochberg
 from cachecraft.evaluation.resampling import tango_interval
 from cachecraft.evaluation.statistics import (
-    benjamini_hochberg,
     by_task,
     eligible_tasks,
     macro_difference,
@@ -150,6 +150,10 @@ class TestMacro:
     def test_a_policy_does_not_differ_from_itself(self):
         scores = random_tasks(4)
         result = macro_difference(scores, scores)
+        assert (result.estimate, result.p) == (0, 1)
+        assert result.low == pytest.approx(-result.high) and 0.01 < result.high < 0.1  # 120 items prove no equality
+        graded = {task: {item: 0.5 * value for item, value in own.items()} for task, own in scores.items()}
+        result = macro_difference(graded, graded)
         assert (result.estimate, result.low, result.high, result.p) == (0, 0, 0, 1)
 
     @given(st.integers(0, 50))
@@ -175,9 +179,9 @@ class TestMacro:
         assert macro_difference(a, b, nowhere) == macro_difference(a, b)
 
     def test_clusters_of_unequal_size_keep_the_mean_over_items(self):
-        a, b = {"qa": keyed([1, 1, 1, 0])}, {"qa": keyed([0, 0, 0, 0])}
+        a, b = {"qa": keyed([0.5, 0.5, 0.5, 0])}, {"qa": keyed([0, 0, 0, 0])}
         result = macro_difference(a, b, {"item0": "d", "item1": "d", "item2": "d"})
-        assert result.estimate == 0.75 and result.low == 0 and result.high == 1
+        assert result.estimate == 0.375 and result.low == 0 and result.high == 0.5
 
     def test_the_interval_covers_the_truth_about_as_often_as_it_says(self):
         covered = 0
@@ -207,6 +211,105 @@ class TestMacro:
             "a": {"1": 0.5, "2": 0.0},
             "b": {"1": 1.0},
         }
+
+
+class TestOneTask:
+    def test_three_right_answers_of_three_leave_room_for_doubt(self):
+        result = macro_mean({"a": keyed([1, 1, 1])})
+        assert result == mean_interval([1.0, 1.0, 1.0])
+        assert result.high == 1 and 0.4 < result.low < 0.5
+
+    def test_three_wins_of_three_are_not_sure_and_six_are(self):
+        three = macro_difference({"a": keyed([1] * 3)}, {"a": keyed([0] * 3)})
+        assert three == paired_difference(keyed([1] * 3), keyed([0] * 3))
+        assert three.p == pytest.approx(0.25) and not three.sure
+        six = macro_difference({"a": keyed([1] * 6)}, {"a": keyed([0] * 6)})
+        assert six.p == pytest.approx(2 / 64) and six.sure
+
+    def test_graded_scores_get_bca_with_a_permutation_test(self):
+        rng = np.random.default_rng(0)
+        a, b = keyed(rng.random(30)), keyed(rng.random(30))
+        assert macro_mean({"a": a}).method == "BCa bootstrap"
+        assert macro_difference({"a": a}, {"a": b}).method == "BCa bootstrap, paired permutation test"
+
+    def test_an_interval_that_excludes_nought_is_not_sure_without_its_p(self):
+        three = macro_difference({"a": keyed([0.6, 0.7, 0.8])}, {"a": keyed([0.1] * 3)})
+        assert three.low > 0 and three.p > 0.2 and not three.sure
+
+
+class TestBinaryMacro:
+    def test_answers_all_right_on_all_tasks_leave_room_for_doubt_that_more_tasks_lessen(self):
+        lows = [macro_mean({task: keyed([1] * 3) for task in tasks}).low for tasks in ("a", "ab", "abcdef")]
+        assert lows == sorted(lows) and lows[0] > 0.4 and lows[-1] < 0.8
+        assert macro_mean({"a": keyed([1] * 3), "b": keyed([1] * 3)}).high == 1
+
+    @given(st.lists(st.lists(st.tuples(bits, bits), min_size=1, max_size=12), min_size=1, max_size=4))
+    def test_means_and_differences_lie_inside_their_intervals_within_what_is_possible(self, tasks):
+        a = {str(number): keyed([x for x, _ in own]) for number, own in enumerate(tasks)}
+        b = {str(number): keyed([y for _, y in own]) for number, own in enumerate(tasks)}
+        mean, apart = macro_mean(a), macro_difference(a, b)
+        assert -1e-9 <= mean.low <= mean.estimate <= mean.high <= 1 + 1e-9
+        assert -1 - 1e-9 <= apart.low <= apart.estimate <= apart.high <= 1 + 1e-9
+        assert mean.high > mean.low and apart.high > apart.low
+
+    def test_few_items_of_many_tasks_cover_the_truth_about_as_often_as_they_say(self):
+        rng, covered = np.random.default_rng(1), 0
+        for _ in range(300):
+            result = macro_mean({task: keyed(rng.random(4) < 0.9) for task in "abc"})
+            covered += result.low <= 0.9 <= result.high
+        assert covered / 300 >= 0.93  # a bootstrap's does 7 times of 10
+
+    def test_it_agrees_with_the_normal_approximation_where_there_are_many_items(self):
+        scores = random_tasks(3, items=300)
+        spread = math.sqrt(sum(np.var(list(own.values())) / 300 for own in scores.values()) / 9)
+        result = macro_mean(scores)
+        assert (result.high - result.low) / 2 == pytest.approx(1.96 * spread, rel=0.03)
+
+
+class TestDocuments:
+    documents = {f"item{index}": f"doc{index // 10}" for index in range(200)}
+
+    def test_a_mean_over_few_documents_is_less_certain_than_over_as_many_items(self):
+        rng = np.random.default_rng(0)
+        for values in (np.repeat(rng.random(20), 10), np.repeat(rng.random(20) < 0.5, 10)):  # graded, binary
+            alone, together = macro_mean({"qa": keyed(values)}), macro_mean({"qa": keyed(values)}, self.documents)
+            assert together.estimate == pytest.approx(alone.estimate)
+            ratio = (together.high - together.low) / (alone.high - alone.low)
+            assert ratio == pytest.approx(math.sqrt(10), rel=0.25)
+
+    def test_documents_that_are_all_right_count_once_each(self):
+        right = {"qa": keyed([1] * 200)}
+        assert macro_mean(right, self.documents).low == pytest.approx(mean_interval([1.0] * 20).low)
+        wins = macro_difference(right, {"qa": keyed([0] * 200)}, self.documents)
+        assert wins.low == pytest.approx(paired_difference(keyed([1] * 20), keyed([0] * 20)).low, abs=1e-6)
+
+    @pytest.mark.parametrize("scale", [1.0, 0.5])  # binary and graded
+    def test_a_sample_at_three_lengths_is_no_three_samples(self, scale):
+        rng = np.random.default_rng(2)
+        values = scale * (rng.random(60) < 0.6)
+        lengths = {f"gsm8k at {length}": keyed(values, f"{length} ") for length in (512, 1024, 2048)}
+        nought = {task: dict.fromkeys(own, 0.0) for task, own in lengths.items()}
+        same = {item: item.split()[-1] for own in lengths.values() for item in own}
+        one = macro_mean({"gsm8k": keyed(values)})
+        three, wrong = macro_mean(lengths, same), macro_mean(lengths)
+        assert three.high - three.low == pytest.approx(one.high - one.low, rel=0.1)
+        assert wrong.high - wrong.low < 0.7 * (one.high - one.low)
+        one = macro_difference({"gsm8k": keyed(values)}, {"gsm8k": keyed(0 * values)})
+        three = macro_difference(lengths, nought, same)
+        assert three.high - three.low == pytest.approx(one.high - one.low, rel=0.1)
+
+    def test_the_p_of_a_sample_at_three_lengths_is_that_of_the_sample(self):
+        values, nought = [0.5] * 5, [0.0] * 5
+        a = {f"t at {n}": keyed(values, f"{n} ") for n in (1, 2, 3)}
+        b = {f"t at {n}": keyed(nought, f"{n} ") for n in (1, 2, 3)}
+        same = {item: item.split()[-1] for own in a.values() for item in own}
+        assert macro_difference(a, b, same).p == paired_difference(keyed(values), keyed(nought)).p > 0.05
+        assert macro_difference(a, b).p < 0.001
+
+    def test_lengths_that_hold_some_of_the_samples_only_are_averaged_all_the_same(self):
+        a = {"t at 1": keyed([0.5, 0.3], "1 "), "t at 2": keyed([0.5], "2 ")}
+        result = macro_mean(a, {item: item.split()[-1] for own in a.values() for item in own})
+        assert result.estimate == pytest.approx(0.45) and result.low <= 0.45 <= result.high
 
 
 class TestManyComparisons:

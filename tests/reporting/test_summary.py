@@ -1,14 +1,16 @@
 """Condensing results: like with like, references in their place, failures as failures."""
 
+import io
 import json
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from cachecraft.errors import RunError, UnknownNameError
 from cachecraft.evaluation.store import Result
-from cachecraft.reporting.summary import summarise
-from cachecraft.reporting.tables import as_csv, as_json, markdown, notes, records
+from cachecraft.reporting.summary import summaries, summarise
+from cachecraft.reporting.tables import as_csv, as_json, difference_table, markdown, notes, records, terminal_table
 
 
 def result(label: str, budget: str, item: int, value: float | None, **changes: Any) -> Result:
@@ -125,3 +127,47 @@ def test_an_average_says_of_how_many_tasks_it_is_and_what_was_skipped() -> None:
 
 def test_an_average_of_all_tasks_says_so() -> None:
     assert "macro average of 1 task," in notes(summarise(grid(), "answer"), {})[0]
+
+
+def test_two_programs_of_one_name_are_two_rows_and_the_draws_of_random_are_one() -> None:
+    edited = [result("good", "0.75", item, 0.0, policy="f" * 64) for item in range(8)]
+    rows = {row.label: row for row in summarise([*grid(), *edited], "answer", against="good (ffffffff)").rows}
+    assert set(rows) == {"full", "good (good)", "good (ffffffff)", "random", "poor"}
+    scores = {label: row.cells["0.75"].score for label, row in rows.items() if label.startswith("good")}
+    assert {label: each and each.estimate for label, each in scores.items()} == {
+        "good (good)": pytest.approx(7 / 8),
+        "good (ffffffff)": 0.0,
+    }
+    assert len(summaries([*grid(), *edited], {"length": [64]}, {})[0].rows) == 5
+
+
+def test_names_that_would_be_cut_to_the_same_are_shown_whole() -> None:
+    long = "protected(keydiff):first=4"
+    found = [result(long, "0.75", item, 0.5, policy=policy * 64) for item in range(2) for policy in "ef"]
+    console = Console(width=120, file=io.StringIO())
+    console.print(terminal_table(summarise(found, "answer")))
+    assert f"{long} (eeeeeeee)" in console.file.getvalue() and f"{long} (ffffffff)" in console.file.getvalue()
+
+
+def test_three_wins_of_three_are_not_marked_and_all_right_is_no_point() -> None:
+    found = [result(label, "0.75", item, float(label == "good")) for item in range(3) for label in ("good", "poor")]
+    summary = summarise(found, "answer", against="poor")
+    score = summary.rows[0].cells["0.75"].score
+    assert score is not None and score.high == 1 and score.low < 0.5
+    console = Console(width=120, file=io.StringIO())
+    console.print(difference_table(summary))
+    assert "+1.00 [-0.12,1.00]" in console.file.getvalue() and "!" not in console.file.getvalue()
+    found = [result(label, "0.75", item, float(label == "good")) for item in range(9) for label in ("good", "poor")]
+    console.print(difference_table(summarise(found, "answer", against="poor")))
+    assert "!" in console.file.getvalue()
+
+
+def test_items_of_one_document_make_the_score_less_certain() -> None:
+    values = [float(item // 5 % 2) for item in range(20)]
+    widths = []
+    for shared in (5, 1):
+        found = [result("good", "0.75", n, value, cluster=f"d{n // shared}") for n, value in enumerate(values)]
+        score = summarise(found, "answer").rows[0].cells["0.75"].score
+        assert score is not None
+        widths.append(score.high - score.low)
+    assert widths[0] > 1.3 * widths[1]

@@ -124,6 +124,19 @@ def test_items_of_one_context_stay_together(tmp_path: Path, plain: PreTrainedTok
     assert len(homes) == 1 or homes
     documents = [take(task, plain, index).document for index in range(6)]
     assert sum(bool(document) for document in documents) == 3 and len({d for d in documents if d}) == 1
+    groups = [take(task, plain, index).group for index in range(6)]
+    assert all(document in ("", group) for document, group in zip(documents, groups, strict=True))
+    assert len(set(groups)) == 4  # that of a sample which shares its context with none is its own
+
+
+def test_a_sample_bears_the_same_group_at_every_length(made: dict[str, Task], plain: PreTrainedTokenizerFast) -> None:
+    short, long = (
+        {item.references: item for item in [take(made["longbench:qasper"], plain, index, length) for index in range(2)]}
+        for length in (LONG, 2 * LONG)
+    )
+    assert short.keys() == long.keys()
+    for references, item in short.items():
+        assert item.group == long[references].group != "" and item.id != long[references].id
 
 
 @pytest.mark.parametrize("tokenizer_name", ["plain", "with_bos", "chatty"])

@@ -215,7 +215,7 @@ def test_arguments_that_mean_nothing_are_refused(
             task.item(index, split=split, length=length, seed=0, tokenizer=plain)
 
 
-def test_the_id_covers_every_field() -> None:
+def test_the_id_covers_every_field_but_the_group() -> None:
     base = Item("t", 0, "test", 10, 0, "c", "q", "p", ("r",), 5)
     changed = [
         Item("u", 0, "test", 10, 0, "c", "q", "p", ("r",), 5),
@@ -225,6 +225,7 @@ def test_the_id_covers_every_field() -> None:
         Item("t", 0, "test", 10, 0, "c", "q", "p", ("r",), 5, alternatives=True),
     ]
     assert len({base.id, *(item.id for item in changed)}) == 6
+    assert Item("t", 0, "test", 10, 0, "c", "q", "p", ("r",), 5, group="x").id == base.id
 
 
 def test_every_segment_is_a_part_of_the_context_and_the_instruction_is_one(

@@ -8,24 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from cachecraft.errors import CacheCraftError, RunError, UnknownNameError
+from cachecraft.evaluation.corrections import benjamini_hochberg, holm
+from cachecraft.evaluation.resampling import PERMUTATIONS
+from cachecraft.evaluation.rows import clusters_of, folder_names, names_in_folders, scoring_of
 from cachecraft.evaluation.statistics import (
+    SURE,
     Estimate,
     NonInferiority,
     TaskScores,
-    benjamini_hochberg,
-    holm,
     macro_difference,
     macro_mean,
     non_inferior,
 )
-from cachecraft.evaluation.store import Result, read_run
+from cachecraft.evaluation.store import Result, read_evaluation
 
 FULL, FULL_BUDGET = "full", "0"
-SURE = 0.05  # adjusted p below which a difference counts as shown
 CORRECTIONS = {"holm": holm, "bh": benjamini_hochberg}
 _SAME = ("model", "revision", "dtype", "regime", "split")  # in which runs must agree to be compared
 
@@ -37,7 +39,7 @@ class Cells:
     Attributes:
         settings: What the runs agree in.
         scores: For each row and budget the scores by task and item; a task at several lengths counts as several.
-        clusters: Item id to the document that it shares with others.
+        clusters: Item id to the document of its task that it shares with others, or with itself at another length.
         references: Rows that are reference lines.
     """
 
@@ -84,19 +86,20 @@ def read_cells(folders: Sequence[Path], scoring: str = "") -> tuple[Cells, str]:
     """Bring the results of runs together.
 
     Args:
-        folders: Run folders; a row name that stands for different programs in them gets its folder's name added.
-        scoring: Which of their scorings; "" for the first of the first run.
+        folders: Run folders; programs that share a label are rows of their own, called by it and their folder's name,
+            or a short id where that does not tell them apart.
+        scoring: Which of their scorings; "" for the first that the first run's results hold.
 
     Returns:
         The cells, and the scoring.
 
     Raises:
-        RunError: A folder is no run, runs are of different models or regimes, or hold nothing of the scoring.
+        RunError: A folder is no evaluation, runs are of different models or regimes, or hold nothing of the scoring.
     """
     settings: dict[str, Any] = {}
     held: list[tuple[str, Result, str]] = []
-    for folder in folders:
-        store = read_run(folder)
+    for folder, called in zip(folders, folder_names(folders), strict=True):
+        store = read_evaluation(folder)
         results, texts, own = store.results(), store.item_texts(), store.settings
         store.close()
         settings = settings or own
@@ -106,10 +109,10 @@ def read_cells(folders: Sequence[Path], scoring: str = "") -> tuple[Cells, str]:
                     f"{folders[0]} was measured with {name} {settings.get(name)!r} and {folder} with "
                     f"{own.get(name)!r}: only runs that agree in it can be compared."
                 )
-        scoring = scoring or own["scoring"][0]
+        scoring = scoring or scoring_of(own, results)
         lengths = own["length"]
         held.extend(
-            (folder.name, each, str(texts.get(each.item, {}).get("length", lengths[0])))
+            (called, each, str(texts.get(each.item, {}).get("length", lengths[0])))
             for each in results
             if each.scoring == scoring and each.value is not None
         )
@@ -119,14 +122,14 @@ def read_cells(folders: Sequence[Path], scoring: str = "") -> tuple[Cells, str]:
 
 
 def _cells(settings: dict[str, Any], held: Sequence[tuple[str, Result, str]]) -> Cells:
-    programs: dict[str, set[str]] = {}
-    for _, each, _ in held:
-        programs.setdefault(each.label, set()).add(each.policy)
-    ambiguous = {label for label, ids in programs.items() if len(ids) > 1 and label != "random"}
+    where: dict[tuple[str, str], set[str]] = {}
+    for folder, each, _ in held:
+        where.setdefault((each.label, each.policy), set()).add(folder)
+    names = names_in_folders(where)
     several = len({length for _, _, length in held}) > 1
     values: dict[str, dict[str, dict[str, dict[str, list[float]]]]] = {}
-    for folder, each, length in held:
-        row = f"{each.label} ({folder})" if each.label in ambiguous else each.label
+    for _, each, length in held:
+        row = names[each.label, each.policy]
         task = f"{each.task} at {length}" if several else each.task
         by_item = values.setdefault(row, {}).setdefault(each.budget, {}).setdefault(task, {})
         assert each.value is not None
@@ -138,8 +141,8 @@ def _cells(settings: dict[str, Any], held: Sequence[tuple[str, Result, str]]) ->
         }
         for row, by_budget in values.items()
     }
-    clusters = {each.item: each.cluster for _, each, _ in held}
-    return Cells(settings, scores, clusters, frozenset(each.label for _, each, _ in held if each.reference))
+    references = frozenset(names[each.label, each.policy] for _, each, _ in held if each.reference)
+    return Cells(settings, scores, clusters_of(each for _, each, _ in held), references)
 
 
 def pairs_of(cells: Cells, against: str = "") -> list[tuple[str, str]]:
@@ -161,13 +164,11 @@ def pairs_of(cells: Cells, against: str = "") -> list[tuple[str, str]]:
     return pairs
 
 
-def compare(
-    cells: Cells, pairs: Sequence[tuple[str, str]], *, correction: str = "holm", seed: int = 0
-) -> list[Compared]:
+def compare(cells: Cells, pairs: Sequence[tuple[str, str]], *, correction: str = "bh", seed: int = 0) -> list[Compared]:
     """Compare pairs at every budget at which both were measured on common items.
 
-    The difference is the macro mean over tasks, its interval a stratified paired bootstrap, its p a paired permutation
-    test; p is adjusted for all of them together.
+    The difference is the macro mean over tasks, with the interval and p of `macro_difference`; p is adjusted for all of
+    them together. Permutations are as many as it takes for one small p to survive that.
 
     Raises:
         CacheCraftError: There is no such correction.
@@ -175,12 +176,20 @@ def compare(
     """
     if correction not in CORRECTIONS:
         raise CacheCraftError(f"There is no correction {correction!r}; choose {' or '.join(CORRECTIONS)}.")
+    asked = [
+        (a, b, budget, both)
+        for budget in cells.budgets
+        for a, b in pairs
+        if (both := common(cells.at(a, budget), cells.at(b, budget))) is not None
+    ]
+    permutations = ceil(2 * len(asked) / SURE)
     found = []
-    for budget in cells.budgets:
-        for a, b in pairs:
-            if (both := common(cells.at(a, budget), cells.at(b, budget))) is not None:
-                difference = macro_difference(*both, cells.clusters, seed=seed)
-                found.append(Compared(a, b, budget, difference, difference.p if difference.p is not None else 1.0))
+    for a, b, budget, both in asked:
+        difference = macro_difference(*both, cells.clusters, seed=seed)
+        # Only what came out at the least p that there is may be smaller yet: it alone is worth counting longer.
+        if permutations > PERMUTATIONS and difference.p is not None and difference.p <= 1.5 / (1 + PERMUTATIONS):
+            difference = macro_difference(*both, cells.clusters, seed=seed, permutations=permutations)
+        found.append(Compared(a, b, budget, difference, difference.p if difference.p is not None else 1.0))
     if not found:
         raise RunError("No two of these rows were measured on the same items at the same budget.")
     adjusted = CORRECTIONS[correction]([each.p for each in found])
@@ -212,7 +221,10 @@ def near_full(cells: Cells, margin: float, *, seed: int = 0) -> list[tuple[str, 
 
 def means(cells: Cells) -> dict[str, dict[str, Estimate]]:
     """Each row's macro mean at each budget, over the items that it was measured on."""
-    return {row: {budget: macro_mean(scores) for budget, scores in own.items()} for row, own in cells.scores.items()}
+    return {
+        row: {budget: macro_mean(scores, cells.clusters) for budget, scores in own.items()}
+        for row, own in cells.scores.items()
+    }
 
 
 def common(a: TaskScores | None, b: TaskScores | None) -> tuple[TaskScores, TaskScores] | None:

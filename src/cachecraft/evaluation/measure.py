@@ -191,7 +191,7 @@ def _result(
         task=item.task,
         item=item.id,
         number=item.index,
-        cluster=item.document or item.id,
+        cluster=item.group or item.document or item.id,
         label=cell.label,
         policy=cell.policy.id if cell.policy else cell.label,
         budget=cell.budget.label,

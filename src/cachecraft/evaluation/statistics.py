@@ -3,7 +3,7 @@
 Every comparison is paired: both sides were measured on the same items, and only the differences count. Scores
 come as ``{task: {item id: score}}`` (`by_task` makes that from rows), of one task as ``{item id: score}``;
 their order does not matter. This file reads no run and prints nothing; the arithmetic of the draws is
-`cachecraft.evaluation.resampling`'s.
+`cachecraft.evaluation.resampling`'s, what is drawn together `cachecraft.evaluation.strata`'s.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from scipy import stats
 
 from cachecraft.errors import RunError
 from cachecraft.evaluation.resampling import (
-    RESAMPLES,
+    PERMUTATIONS,
     Floats,
     bootstrap_mean,
-    percentiles,
-    resampled_mean,
     sign_flip_p,
     tango_interval,
+    wilson,
 )
+from cachecraft.evaluation.strata import Block, blocks_of, bootstrap, difference_limits, proportion_limits
 
 ItemScores = Mapping[str, float]
 TaskScores = Mapping[str, ItemScores]
 
+SURE = 0.05  # p below which a difference counts as shown
 ELIGIBLE_GAP = 0.2  # full minus random from which a task says anything about what a policy recovers
 
 
@@ -49,6 +50,11 @@ class Estimate:
     n: int
     method: str
     p: float | None = None
+
+    @property
+    def sure(self) -> bool:
+        """Whether a difference is shown, taken by itself: the interval is on one side of 0 and p is small."""
+        return (self.low > 0 or self.high < 0) and (self.p is None or self.p < SURE)
 
 
 @dataclass(frozen=True)
@@ -79,13 +85,14 @@ def mean_interval(values: Iterable[float], *, confidence: float = 0.95, seed: in
     scores = finite(sorted(values))
     mean, n = float(scores.mean()), len(scores)
     if is_binary(scores):
-        limits = stats.binomtest(round(float(scores.sum())), n).proportion_ci(confidence, method="wilson")
-        return Estimate(mean, float(limits.low), float(limits.high), n, "Wilson interval")
+        return Estimate(mean, *wilson(mean, n, confidence), n, "Wilson interval")
     low, high, method = bootstrap_mean(scores, confidence, seed)
     return Estimate(mean, low, high, n, method)
 
 
-def paired_difference(a: ItemScores, b: ItemScores, *, confidence: float = 0.95, seed: int = 0) -> Estimate:
+def paired_difference(
+    a: ItemScores, b: ItemScores, *, confidence: float = 0.95, seed: int = 0, permutations: int = PERMUTATIONS
+) -> Estimate:
     """Mean of ``a - b`` over one task's items.
 
     0/1 scores: exact McNemar test and Tango's score interval, which stays wide when no item differs. Graded
@@ -96,6 +103,7 @@ def paired_difference(a: ItemScores, b: ItemScores, *, confidence: float = 0.95,
         b: Scores of the other, on the same items.
         confidence: Of the two-sided interval.
         seed: Of the bootstrap and the permutations.
+        permutations: How many, where there are any.
 
     Raises:
         RunError: The items differ, there are none, or a score is not finite.
@@ -109,24 +117,38 @@ def paired_difference(a: ItemScores, b: ItemScores, *, confidence: float = 0.95,
         low, high = tango_interval(wins, losses, n, confidence)
         return Estimate(mean, low, high, n, "exact McNemar test, Tango score interval", p)
     low, high, method = bootstrap_mean(difference, confidence, seed)
-    p = sign_flip_p(difference / n, seed)
+    p = sign_flip_p(difference / n, seed, permutations)
     return Estimate(mean, low, high, n, f"{method}, paired permutation test", p)
 
 
-def macro_mean(scores: TaskScores, *, confidence: float = 0.95, seed: int = 0) -> Estimate:
-    """Plain mean of the tasks' means; the interval resamples items within their task (percentiles).
+def macro_mean(
+    scores: TaskScores, clusters: Mapping[str, str] | None = None, *, confidence: float = 0.95, seed: int = 0
+) -> Estimate:
+    """Plain mean of the tasks' means.
+
+    One task whose items stand for themselves has the interval of `mean_interval`. Of several tasks, or with documents,
+    0/1 scores get one that stays wide where every answer is right (`proportion_limits`), graded ones a bootstrap that
+    resamples the items or documents of each task (percentiles).
+
+    Args:
+        scores: By task and item.
+        clusters: As in `macro_difference`.
+        confidence: Of the two-sided interval.
+        seed: Of the bootstrap.
 
     Raises:
         RunError: There is no task, a task has no score, or a score is not finite.
     """
-    if not scores:
-        raise RunError("There is no task to average over.")
-    strata = [finite([scores[task][item] for item in sorted(scores[task])]) for task in sorted(scores)]
-    rng = np.random.default_rng(seed)
-    draws = sum((resampled_mean(s, np.ones_like(s), rng) for s in strata), np.zeros(RESAMPLES)) / len(strata)
-    low, high = percentiles(draws, confidence)
-    mean = float(np.mean([stratum.mean() for stratum in strata]))
-    return Estimate(mean, low, high, sum(map(len, strata)), "stratified bootstrap")
+    held = {task: finite(list(by_item.values())) for task, by_item in scores.items()}
+    blocks = blocks_of(scores, clusters or {})
+    if len(blocks) == 1 and blocks[0].alone:
+        (own,) = held.values()
+        return mean_interval(own.tolist(), confidence=confidence, seed=seed)
+    mean, n = float(np.mean([held[task].mean() for task in sorted(held)])), sum(map(len, held.values()))
+    if all(map(is_binary, held.values())):
+        low, high = proportion_limits(blocks, confidence)
+        return Estimate(mean, min(low, mean), max(high, mean), n, "adjusted interval of proportions")
+    return Estimate(mean, *bootstrap(blocks, confidence, seed), n, "stratified bootstrap")
 
 
 def macro_difference(
@@ -136,28 +158,39 @@ def macro_difference(
     *,
     confidence: float = 0.95,
     seed: int = 0,
+    permutations: int = PERMUTATIONS,
 ) -> Estimate:
-    """Macro mean of a minus that of b: stratified bootstrap and permutation test of the per-item differences.
+    """Macro mean of a minus that of b, from the per-item differences.
+
+    One task whose items stand for themselves is `paired_difference`. Of several tasks, or with documents, p is that of
+    a permutation test which swaps a and b within items; 0/1 scores get an interval that stays wide where no item
+    differs (`difference_limits`), graded ones a bootstrap within each task (percentiles).
 
     Args:
         a: Scores of one side.
         b: Scores of the other, on the same items of the same tasks.
         clusters: Item id to the document that it shares with others; such items are resampled and swapped
-            together. An item that is missing here, or has ``""``, stands for itself.
-        confidence: Of the two-sided percentile interval.
+            together, in all tasks that hold some. An item that is missing here, or has ``""``, stands for itself.
+        confidence: Of the two-sided interval.
         seed: Of the bootstrap and the permutations.
+        permutations: How many; no p from them is below one in so many and one.
 
     Raises:
         RunError: Tasks or items differ, there are none, or a score is not finite.
     """
-    strata = cluster_sums(a, b, clusters or {})
-    rng = np.random.default_rng(seed)
-    draws = sum((resampled_mean(*stratum, rng) for stratum in strata), np.zeros(RESAMPLES)) / len(strata)
-    low, high = percentiles(draws, confidence)
-    shares = np.concatenate([sums / sizes.sum() for sums, sizes in strata]) / len(strata)
-    n = int(sum(sizes.sum() for _, sizes in strata))
+    blocks = difference_blocks(a, b, clusters)
+    if len(blocks) == 1 and blocks[0].alone:
+        (task,) = a
+        return paired_difference(a[task], b[task], confidence=confidence, seed=seed, permutations=permutations)
+    strata = sum(each.strata for each in blocks)
+    shares = np.concatenate([each.shares for each in blocks]) / strata
+    mean, n, p = float(shares.sum()), sum(map(len, a.values())), sign_flip_p(shares, seed, permutations)
+    if all(is_binary(finite(list(own.values()))) for side in (a, b) for own in side.values()):
+        low, high = difference_limits(blocks, confidence)
+        method = "adjusted interval of paired proportions, paired permutation test"
+        return Estimate(mean, min(low, mean), max(high, mean), n, method, p)
     method = "stratified paired bootstrap, paired permutation test"
-    return Estimate(float(shares.sum()), low, high, n, method, sign_flip_p(shares, seed))
+    return Estimate(mean, *bootstrap(blocks, confidence, seed), n, method, p)
 
 
 def non_inferior(
@@ -182,38 +215,11 @@ def non_inferior(
         raise RunError(f"A non-inferiority margin must be above 0, not {margin}.")
     difference = macro_difference(policy, full, clusters, confidence=1 - 2 * alpha, seed=seed)
     low = difference.low
-    strata = cluster_sums(policy, full, clusters or {})
-    if all((sums >= 0).all() for sums, _ in strata):
-        independent = len(strata) * min(len(sums) for sums, _ in strata)
+    blocks = difference_blocks(policy, full, clusters)
+    if all((each.sums >= 0).all() for each in blocks):
+        independent = min(len(each.sums) * len(policy) / each.strata for each in blocks)
         low = min(low, difference.estimate - (1 - alpha ** (1 / independent)))
     return NonInferiority(low > -margin, margin, difference.estimate, low, difference.n)
-
-
-def benjamini_hochberg(pvalues: Sequence[float]) -> list[float]:
-    """Adjust p-values for the number of comparisons (false discovery rate), in the order given.
-
-    Raises:
-        RunError: A value is not a probability.
-    """
-    if any(not 0 <= p <= 1 for p in pvalues):
-        raise RunError(f"p-values lie between 0 and 1; got {[p for p in pvalues if not 0 <= p <= 1][:3]}.")
-    return [float(p) for p in stats.false_discovery_control(pvalues)] if len(pvalues) else []
-
-
-def holm(pvalues: Sequence[float]) -> list[float]:
-    """Adjust p-values so that among all comparisons even one false claim is unlikely (Holm, 1979), in the order given.
-
-    Raises:
-        RunError: A value is not a probability.
-    """
-    if any(not 0 <= p <= 1 for p in pvalues):
-        raise RunError(f"p-values lie between 0 and 1; got {[p for p in pvalues if not 0 <= p <= 1][:3]}.")
-    adjusted = [0.0] * len(pvalues)
-    largest = 0.0
-    for rank, place in enumerate(sorted(range(len(pvalues)), key=lambda each: pvalues[each])):
-        largest = max(largest, min(1.0, (len(pvalues) - rank) * pvalues[place]))
-        adjusted[place] = largest
-    return adjusted
 
 
 def eligible_tasks(full: Mapping[str, float], random: Mapping[str, float]) -> tuple[str, ...]:
@@ -278,15 +284,12 @@ def paired(a: ItemScores, b: ItemScores) -> tuple[Floats, Floats]:
     return finite([a[item] for item in items]), finite([b[item] for item in items])
 
 
-def cluster_sums(a: TaskScores, b: TaskScores, clusters: Mapping[str, str]) -> list[tuple[Floats, Floats]]:
-    """For each task, the sum of the differences in each cluster and how many items each cluster has."""
+def difference_blocks(a: TaskScores, b: TaskScores, clusters: Mapping[str, str] | None) -> list[Block]:
+    """The differences of the items, those of one document together."""
     if a.keys() != b.keys() or not a:
         raise RunError(f"The two sides share no set of tasks: {sorted(a)} and {sorted(b)}.")
-    strata = []
-    for task in sorted(a):
+    differences = {}
+    for task in a:
         left, right = paired(a[task], b[task])
-        names = [clusters.get(item) or f"\0{item}" for item in sorted(a[task])]
-        _, member = np.unique(names, return_inverse=True)
-        sums = np.bincount(member, weights=left - right)
-        strata.append((np.asarray(sums, dtype=np.float64), np.bincount(member).astype(np.float64)))
-    return strata
+        differences[task] = dict(zip(sorted(a[task]), (left - right).tolist(), strict=True))
+    return blocks_of(differences, clusters or {})

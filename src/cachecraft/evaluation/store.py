@@ -220,6 +220,19 @@ def read_run(folder: Path) -> RunStore:
     return RunStore(folder, connection, _read_settings(folder / "run.yaml"))
 
 
+def read_evaluation(folder: Path) -> RunStore:
+    """Open the folder of an evaluation for reading.
+
+    Raises:
+        RunError: There is no run in it, or another command made it.
+    """
+    path = folder / "run.yaml"
+    command = _read_settings(path).get("command", "evaluate") if path.is_file() else "evaluate"
+    if command != "evaluate":  # found before the database is opened, which would add tables to it
+        raise RunError(f"{folder} was made by `cachecraft {command}`; name a folder of `cachecraft evaluate`.")
+    return read_run(folder)
+
+
 def _read_settings(path: Path) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(path.read_text())

@@ -31,13 +31,14 @@ class Worth:
     points: Estimate
 
 
-def worth(grid: Grid, *, scorer: str, selector: str) -> list[Worth]:
+def worth(grid: Grid, *, scorer: str, selector: str, clusters: Mapping[str, str] | None = None) -> list[Worth]:
     """Compare every scorer with a baseline scorer and every selector with a baseline selector.
 
     Args:
         grid: Scores of every pair, on the same items.
         scorer: The baseline scorer, such as ``"random"``.
         selector: The baseline selector, such as ``"tokens"``.
+        clusters: Item id to the document that it shares with others.
 
     Raises:
         RunError: A pair is missing.
@@ -51,17 +52,17 @@ def worth(grid: Grid, *, scorer: str, selector: str) -> list[Worth]:
     for name in scorers:
         if name != scorer:
             ours, theirs = (_mean([grid[each, own] for own in selectors]) for each in (name, scorer))
-            found.append(Worth("scorer", name, scorer, macro_difference(ours, theirs)))
+            found.append(Worth("scorer", name, scorer, macro_difference(ours, theirs, clusters)))
     for name in selectors:
         if name != selector:
             ours, theirs = (_mean([grid[own, each] for own in scorers]) for each in (name, selector))
-            found.append(Worth("selector", name, selector, macro_difference(ours, theirs)))
+            found.append(Worth("selector", name, selector, macro_difference(ours, theirs, clusters)))
     return found
 
 
-def means(grid: Grid) -> dict[tuple[str, str], Estimate]:
+def means(grid: Grid, clusters: Mapping[str, str] | None = None) -> dict[tuple[str, str], Estimate]:
     """The macro mean of each pair."""
-    return {pair: macro_mean(scores) for pair, scores in grid.items()}
+    return {pair: macro_mean(scores, clusters) for pair, scores in grid.items()}
 
 
 def _mean(parts: Sequence[TaskScores]) -> TaskScores:

@@ -39,6 +39,11 @@ def sentences(found: Sequence[Compared], scoring: str) -> list[str]:
     return shown + open_
 
 
+def methods(found: Sequence[Compared]) -> str:
+    """How the intervals and p-values were made, each way once."""
+    return "; ".join(dict.fromkeys(each.difference.method for each in found))
+
+
 def margins(found: Sequence[tuple[str, str, NonInferiority]], scoring: str) -> list[str]:
     """Whether each policy is shown to be within the margin of the full cache."""
     scale, unit = unit_of(scoring)
@@ -65,8 +70,7 @@ def _shown(each: Compared, scoring: str) -> str:
 def _not_shown(each: Compared, scoring: str) -> str:
     scale, unit = unit_of(scoring)
     d = each.difference
-    alone = d.low > 0 or d.high < 0
-    why = "; the interval alone excludes 0, the correction for many comparisons does not let it stand" if alone else ""
+    why = "; shown by itself, the correction for many comparisons does not let it stand" if d.sure else ""
     return (
         f"{each.a} and {each.b} at {each.budget}: no difference shown ({d.estimate * scale:+.1f} {unit}, 95 % "
         f"{d.low * scale:+.1f} to {d.high * scale:+.1f}, {d.n} items, adjusted p {_p(each.p)}{why})."

@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from cachecraft.errors import RunError, UnknownNameError
-from cachecraft.evaluation.store import Result, read_run
+from cachecraft.evaluation.rows import told_apart
+from cachecraft.evaluation.store import Result, read_evaluation
 
 
 def print_samples(console: Console, folder: Path, *, policy: str, task: str, limit: int = 5) -> None:
@@ -39,8 +40,8 @@ def print_samples(console: Console, folder: Path, *, policy: str, task: str, lim
 
 def results_of(folder: Path, *, policy: str, task: str) -> tuple[str, list[Result], dict[str, dict[str, Any]]]:
     """The full name of a task, a row's results on it and the stored texts of its items; see `print_samples`."""
-    store = read_run(folder)
-    results, texts = store.results(), store.item_texts()
+    store = read_evaluation(folder)
+    results, texts = told_apart(store.results()), store.item_texts()
     store.close()
     labels, tasks = {r.label for r in results}, {r.task for r in results}
     if policy not in labels:

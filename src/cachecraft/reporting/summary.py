@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cachecraft.errors import RunError, UnknownNameError
+from cachecraft.evaluation.rows import clusters_of, told_apart
 from cachecraft.evaluation.statistics import Estimate, TaskScores, macro_difference, macro_mean
 from cachecraft.evaluation.store import Result
 
@@ -43,7 +44,7 @@ class CellSummary:
 
 @dataclass(frozen=True)
 class Row:
-    """One policy or reference line: its cells by budget, and the mean of their scores."""
+    """One program under one label, or a reference line: its cells by budget, and the mean of their scores."""
 
     label: str
     reference: bool
@@ -92,7 +93,8 @@ def summarise(
     Args:
         results: Of one run.
         scoring: Which of its scorings, or ``forced_match``, which is measured with ``likelihood``.
-        against: A row that all others are compared with, item by item at the same budget; "" for none.
+        against: A row that all others are compared with, item by item at the same budget; "" for none. Programs that
+            share a label are rows of their own, called by it and a short id.
         confidence: Of the two-sided intervals.
         skipped: Tasks that the run could not make, with what each needs; those measured since are not skipped.
 
@@ -100,7 +102,7 @@ def summarise(
         RunError: There are no results under this scoring, or rows were measured on different items.
         UnknownNameError: There is no row called `against`.
     """
-    chosen = _chosen(results, scoring)
+    chosen = _chosen(told_apart(results), scoring)
     if not chosen:
         raise RunError(f"The run holds no results under scoring {scoring!r}; measure some with --scoring {scoring}.")
     groups: dict[tuple[str, str], list[Result]] = {}
@@ -109,17 +111,17 @@ def summarise(
     labels = list(dict.fromkeys(result.label for result in chosen))
     if against and against not in labels:
         raise UnknownNameError("row of this run", against, labels)
-    common = _common_items(groups)
+    common, clusters = _common_items(groups), clusters_of(chosen)
     budgets = sorted({budget for label, budget in groups if label != "full"} or {FULL_BUDGET}, key=_by_eviction)
     rows = []
     for label in labels:
         cells = {}
         for budget in [FULL_BUDGET] if label == "full" else budgets:
             if (label, budget) in groups:
-                cells[budget] = _cell(groups[label, budget], common, confidence)
+                cells[budget] = _cell(groups[label, budget], common, clusters, confidence)
         rows.append(Row(label, groups[label, next(iter(cells))][0].reference, cells))
     if against:
-        rows = [_compared(row, against, groups, common, confidence) for row in rows]
+        rows = [_compared(row, against, groups, common, clusters, confidence) for row in rows]
     rows.sort(key=lambda row: (row.label != "full", -row.mean, row.label))
     items: dict[str, int] = {}
     for task, _ in common:
@@ -156,7 +158,7 @@ def summaries(
         against: As in `summarise`.
     """
     held: dict[tuple[str, int], list[Result]] = {}
-    for result in results:
+    for result in told_apart(results):
         held.setdefault((result.scoring, length_of(result, settings, texts)), []).append(result)
     found = []
     for scoring in dict.fromkeys([*settings.get("scoring", ()), *sorted({scoring for scoring, _ in held})]):
@@ -203,13 +205,15 @@ def _scores(group: Sequence[Result], common: set[tuple[str, str]]) -> TaskScores
     }
 
 
-def _cell(group: Sequence[Result], common: set[tuple[str, str]], confidence: float) -> CellSummary:
+def _cell(
+    group: Sequence[Result], common: set[tuple[str, str]], clusters: Mapping[str, str], confidence: float
+) -> CellSummary:
     rejected = next((result.reason for result in group if result.state != "ok"), "")
     if rejected:
         return CellSummary(None, {}, 0.0, False, rejected)
     scores = _scores(group, common)
     return CellSummary(
-        score=macro_mean(scores, confidence=confidence),
+        score=macro_mean(scores, clusters, confidence=confidence),
         by_task={task: sum(by_item.values()) / len(by_item) for task, by_item in scores.items()},
         kept=sum(result.kept_bytes for result in group) / sum(result.full_bytes for result in group),
         forced=all(result.forced for result in group),
@@ -223,6 +227,7 @@ def _compared(
     against: str,
     groups: dict[tuple[str, str], list[Result]],
     common: set[tuple[str, str]],
+    clusters: Mapping[str, str],
     confidence: float,
 ) -> Row:
     cells = {}
@@ -231,7 +236,6 @@ def _compared(
         usable = cell.score is not None and other is not None and all(result.state == "ok" for result in other)
         if usable and other is not None and row.label != against:
             mine = groups[row.label, budget]
-            clusters = {result.item: result.cluster for result in mine}
             difference = macro_difference(
                 _scores(mine, common), _scores(other, common), clusters, confidence=confidence
             )

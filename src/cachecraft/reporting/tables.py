@@ -13,6 +13,8 @@ from rich.table import Table
 from cachecraft.evaluation.statistics import Estimate
 from cachecraft.reporting.summary import CellSummary, Row, Summary
 
+_NARROW = 22  # columns for the names of rows
+
 UNITS = {
     "answer": "each task's own metric on the generated answer",
     "likelihood": "mean log-probability of the reference answer, nats per token",
@@ -45,7 +47,7 @@ def heading(summary: Summary, budget: str) -> str:
 def terminal_table(summary: Summary) -> Table:
     """A rich table: one row per policy, best first, the reference lines in italics."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("policy", no_wrap=True, max_width=22, overflow="ellipsis")
+    table.add_column("policy", no_wrap=True, max_width=_width(summary), overflow="ellipsis")
     for budget in summary.budgets:
         table.add_column(heading(summary, budget), justify="right", no_wrap=len(summary.budgets) <= 3)
     for row in summary.rows:
@@ -55,9 +57,9 @@ def terminal_table(summary: Summary) -> Table:
 
 
 def difference_table(summary: Summary) -> Table:
-    """A rich table of the paired differences to the row named in the summary; ``!`` where the interval excludes 0."""
+    """A rich table of the paired differences to the row named in the summary; ``!`` where it is shown by itself."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column(f"minus {summary.against}", no_wrap=True, max_width=22, overflow="ellipsis")
+    table.add_column(f"minus {summary.against}", no_wrap=True, max_width=_width(summary), overflow="ellipsis")
     for budget in summary.budgets:
         table.add_column(budget, justify="right", no_wrap=len(summary.budgets) <= 3)
     for row in summary.rows:
@@ -70,8 +72,13 @@ def difference_table(summary: Summary) -> Table:
 
 
 def _signed(estimate: Estimate) -> str:
-    sure = estimate.low > 0 or estimate.high < 0
-    return f"{estimate.estimate:+.2f} [{estimate.low:.2f},{estimate.high:.2f}]{'!' if sure else ' '}"
+    return f"{estimate.estimate:+.2f} [{estimate.low:.2f},{estimate.high:.2f}]{'!' if estimate.sure else ' '}"
+
+
+def _width(summary: Summary) -> int:
+    """Of the column of names: narrow, unless two that are cut there would look alike."""
+    names = [row.label for row in summary.rows]
+    return _NARROW if len({name[: _NARROW - 1] for name in names}) == len(names) else max(map(len, names))
 
 
 def _shown(row: Row, budget: str) -> CellSummary | None:
@@ -89,7 +96,7 @@ def notes(summary: Summary, settings: dict[str, Any]) -> list[str]:
     """The lines below a table: what was measured, on what, and what to know about single rows."""
     tasks = ", ".join(f"{task.removeprefix('ruler:')} ({count})" for task, count in sorted(summary.items.items()))
     lines = [
-        f"Score: {UNITS[summary.scoring]}; macro average of {averaged(summary)}, 95 % bootstrap interval.",
+        f"Score: {UNITS[summary.scoring]}; macro average of {averaged(summary)}, 95 % interval.",
         f"Items: {tasks}; split {settings.get('split')}, {summary.length} tokens, seed {settings.get('seed')}.",
         f"Model {settings.get('model')} in {settings.get('dtype')}; query-{settings.get('regime')} regime.",
     ]

@@ -225,6 +225,7 @@ class BenchmarkTask:
             alternatives=sample.alternatives,
             classes=sample.classes,
             metric=sample.metric,
+            group=sample.group,
         )
 
     def _too_few(self, index: int, split: str, length: int, seed: int, tokenizer: Tokenizer) -> TaskError:

@@ -23,6 +23,7 @@ ALL = "all"
 """Every item of a published benchmark's files, which the three splits share among them; for reports only."""
 
 _ADDED = ("classes", "metric")  # fields that came later: ids made before are those of items without them
+_APART = ("group",)  # fields that say how items are counted and not what they are
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Item:
         alternatives: True if the references are aliases, any one of which is a whole answer.
         classes: Names that a classification chooses from; () for other tasks.
         metric: Name of the item's own metric, where items of one task differ in it.
+        group: Items that were made from one sample or document share this name, whatever their lengths; "" where
+            `document` says all. It is no part of the id.
     """
 
     task: str
@@ -83,11 +86,13 @@ class Item:
     alternatives: bool = False
     classes: tuple[str, ...] = ()
     metric: str = ""
+    group: str = ""
 
     @cached_property
     def id(self) -> str:
-        """SHA-256 (hex) of every field, the texts included: two items with one id are the same item."""
-        fields = {name: value for name, value in dataclasses.asdict(self).items() if value or name not in _ADDED}
+        """SHA-256 (hex) of every field but the group, texts included: two items with one id are the same item."""
+        told = {name: value for name, value in dataclasses.asdict(self).items() if name not in _APART}
+        fields = {name: value for name, value in told.items() if value or name not in _ADDED}
         text = json.dumps(fields, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(text.encode("ascii")).hexdigest()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from cachecraft.errors import RunError
+from cachecraft.evaluation.rows import told_apart
 from cachecraft.evaluation.store import Result, RunStore
 from cachecraft.reporting.report.charts import score_chart
 from cachecraft.reporting.report.runs import RunFolder
@@ -74,7 +75,7 @@ def evaluation_section(run: RunFolder, key: str) -> EvaluationSection | None:
             return None
         return EvaluationSection(_facts(run, []), "Nothing was measured yet.", (), (), None)
     store = RunStore(run.folder, run.connection, dict(run.settings))
-    results = store.results()
+    results = told_apart(store.results())
     texts = store.item_texts() if "items" in run.tables else {}
     unfinished, scored = _unfinished(run, results), list[Scored]()
     try:

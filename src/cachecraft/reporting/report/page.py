@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cachecraft.errors import RunError
+from cachecraft.evaluation.rows import folder_names
 from cachecraft.reporting.report.budgets import BudgetSection, budget_section
 from cachecraft.reporting.report.discovery import DiscoverySection, discovery_section
 from cachecraft.reporting.report.evaluation import EvaluationSection, evaluation_section
@@ -62,14 +63,15 @@ def build_report(folders: Sequence[Path], *, version: str = "") -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    runs = [part for place, folder in enumerate(folders) for part in _parts(folder, f"r{place}", len(folders) > 1)]
+    names = folder_names(folders)
+    runs = [part for place, folder in enumerate(folders) for part in _parts(folder, f"r{place}", names[place])]
     environment = Environment(
         loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     script = "\n".join((PAGE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     script = f"(() => {{\n{script}\n}})();\n"
     page = environment.get_template("page.html.j2").render(
-        title=f"{', '.join(folder.resolve().name for folder in folders)} · CacheCraft",
+        title=f"{', '.join(names)} · CacheCraft",
         runs=runs,
         css=Markup((PAGE / "report.css").read_text(encoding="utf-8")),
         script=Markup(script),
@@ -117,14 +119,14 @@ def _content_policy(script: str, *, live: bool) -> str:
     )
 
 
-def _parts(folder: Path, key: str, several: bool) -> list[RunPart]:
+def _parts(folder: Path, key: str, called: str) -> list[RunPart]:
     """A run and the evaluations inside it."""
     found = []
     for place, own in enumerate(parts(folder)):
         with opened(own) as run:
-            name = run.name if own == folder else f"{folder.resolve().name} · {own.name}"
+            name = called if own == folder else f"{called} · {own.name}"
             found.append(_part(run, f"{key}-{place}", name))
-    found.sort(key=lambda part: part.name != folder.resolve().name)  # the run itself comes first
+    found.sort(key=lambda part: part.name != called)  # the run itself comes first
     return found
 
 
