@@ -198,6 +198,7 @@ def test_regimes_differ_in_what_is_compressed() -> None:
 def test_a_prompt_without_question_and_tail_holds_back_its_last_tokens() -> None:
     before, after = split_prompt(Prompt(tuple(range(20)), (), ()), "agnostic")
     assert (len(before), len(after)) == (12, 8)
+    assert split_prompt(Prompt((1, 2, 3), (), ()), "aware") == ((1,), (2, 3)), "something is left to compress"
 
 
 def test_nothing_is_left_behind_when_the_length_is_too_short(subject: Subject, tmp_path: Path) -> None:

@@ -46,6 +46,12 @@ def test_a_prompt_in_one_piece_is_for_the_query_aware_regime(tmp_path: Path) -> 
     assert choose_tasks([write(tmp_path, GOOD | {"question": ""})]).tasks[0].regimes == ("aware",)
 
 
+def test_a_prompt_of_one_token_is_refused_by_its_line(tmp_path: Path, plain: PreTrainedTokenizerFast) -> None:
+    (task,) = choose_tasks([write(tmp_path, GOOD | {"context": "x", "question": "", "chat": False})]).tasks
+    with pytest.raises(TaskError, match=r"line 1 of my_tasks.jsonl is a prompt of 1 token"):
+        task.usable(1, split="all", length=400, seed=0, tokenizer=plain)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -153,7 +153,7 @@ class Calibration:
                     else:
                         decided = decide(policy, features, wanted)
                     for place, decision in zip(places, decided, strict=True):
-                        masks[place].append(decision.mask)
+                        masks[place].append(decision.mask.cpu())
         return self._measured(each, self._trace(each), masks)
 
     def by_policy(self, number: int, policies: Sequence[Policy]) -> list[float]:
@@ -161,7 +161,7 @@ class Calibration:
         each = self.items[number]
         trace = record(self._subject.structure, each.context)
         layers = partial(self._layers, trace)
-        masks = [[made.mask for made in decide_sequence(policy, layers, [each.keep])[0]] for policy in policies]
+        masks = [[made.mask.cpu() for made in decide_sequence(policy, layers, [each.keep])[0]] for policy in policies]
         return self._measured(each, trace.without_queries(), masks)
 
     def _trace(self, each: CalibrationItem) -> Trace:
@@ -169,7 +169,7 @@ class Calibration:
         if held is None:
             held = record(self._subject.structure, each.context)
             self._traces.put(each.item.id, held)
-        return held
+        return held.on(self._subject.structure)
 
     def _layers(self, trace: Trace) -> Iterator[LayerFeatures]:
         return layer_features(self._subject.structure, self._subject.tokenizer, trace)
@@ -177,7 +177,7 @@ class Calibration:
     def _kept(self, ranking: Ranking, counts: Tensor) -> Tensor:
         """(G, T) bool of a layer, at counts (G,), which are alike where the heads are to share them by score."""
         own = adaptive_counts(ranking.scored, int(counts[0])) if self._adaptive_heads else counts
-        return ranking.ranks < own.to(ranking.ranks.device).unsqueeze(1)
+        return ranking.ranks < own.unsqueeze(1)
 
     def _ranks_of(self, each: CalibrationItem, policy: Policy) -> list[Ranking] | None:
         """For each compressed layer the ranking that serves every budget; None where there is none."""
@@ -185,7 +185,8 @@ class Calibration:
         if key not in self._ranks:
             trace = self._trace(each)
             found = [nested_ranks(policy, features) for features in self._layers(trace)]
-            nested = [ranking for ranking in found if ranking is not None]
+            # On the CPU, where selections are: one copy serves every candidate.
+            nested = [replace(ranking, ranks=ranking.ranks.cpu()) for ranking in found if ranking is not None]
             self._ranks[key] = nested if len(nested) == len(found) else None
             if self._ranks[key] is not None:
                 self._traces.put(each.item.id, trace.without_queries())

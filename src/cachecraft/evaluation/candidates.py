@@ -14,7 +14,10 @@ from cachecraft.runtime.packed import PackedCache
 from cachecraft.runtime.shared import SharedContext
 from cachecraft.runtime.structure import ModelStructure
 
-Selection = Sequence[Tensor]  # for each layer the kept entries, (G, T) bool
+# For each layer the kept entries, (G, T) bool, on the CPU whatever the model's device: they are stored, counted and
+# united, none of which is worth a wait for a device. Who makes one of a policy's decision, whose mask is where the
+# layer is, moves it; keys, values and what indexes them stay on the model's device.
+Selection = Sequence[Tensor]
 
 PASS_TOKENS = 512  # tokens of prompts run at a time: enough to multiply well, few enough to stay in the CPU's cache
 

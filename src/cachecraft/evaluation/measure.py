@@ -46,14 +46,15 @@ def split_prompt(prompt: Prompt, regime: Regime) -> tuple[tuple[int, ...], tuple
     """What is compressed and what follows it.
 
     Returns:
-        The compressed tokens and the tokens run over the compressed cache. The second is never empty: a prompt
-        without question and tail to follow holds back its last 8 tokens.
+        The compressed tokens and the tokens run over the compressed cache. Neither is empty: a prompt without question
+        and tail to follow holds back its last 8 tokens, or all but its first; tasks make none of a single token.
     """
     before, after = prompt.context_ids, (*prompt.question_ids, *prompt.tail_ids)
     if regime == "aware":
         before, after = (*prompt.context_ids, *prompt.question_ids), prompt.tail_ids
     if not after:
-        before, after = before[:-HELD_BACK], before[-HELD_BACK:]
+        first = len(before) - min(HELD_BACK, len(before) - 1)
+        before, after = before[:first], before[first:]
     return tuple(before), tuple(after)
 
 

@@ -42,6 +42,11 @@ class TracedLayer:
     values: Tensor
     logsumexp: Tensor | None
 
+    def to(self, device: torch.device) -> TracedLayer:
+        """The same on a device."""
+        logsumexp = None if self.logsumexp is None else self.logsumexp.to(device)
+        return TracedLayer(self.queries.to(device), self.keys.to(device), self.values.to(device), logsumexp)
+
 
 @dataclass(frozen=True, eq=False)
 class Trace:
@@ -75,6 +80,10 @@ class Trace:
     def everything(self) -> list[Tensor]:
         """The selection that keeps every entry: for each layer (G, T) bool, or what its sliding window shows."""
         return [torch.ones(layer.keys.shape[:2], dtype=torch.bool) for layer in self.layers]
+
+    def on(self, structure: ModelStructure) -> Trace:
+        """The same trace with each layer where the model computes it; copied if it is elsewhere, as from a file."""
+        return Trace(self.ids, tuple(layer.to(structure.device(i)) for i, layer in enumerate(self.layers)))
 
     def without_queries(self) -> Trace:
         """The same trace once every policy has decided: what is left is what answers need."""
@@ -180,7 +189,8 @@ def write_trace(path: Path, trace: Trace) -> None:
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(trace.tensors(), partial, metadata={"ids": json.dumps(trace.ids)})
+        stored = {name: tensor.cpu() for name, tensor in trace.tensors().items()}
+        save_file(stored, partial, metadata={"ids": json.dumps(trace.ids)})
         os.replace(partial, path)
     except OSError as error:
         partial.unlink(missing_ok=True)
@@ -190,7 +200,7 @@ def write_trace(path: Path, trace: Trace) -> None:
 
 
 def read_trace(path: Path) -> Trace:
-    """Map a trace written by `write_trace`; its tensors are read from the file as they are used."""
+    """Map a trace written by `write_trace`, on the CPU; its tensors are read from the file as they are used."""
     with safe_open(path, framework="pt") as file:
         ids = tuple(json.loads(file.metadata()["ids"]))
         names = set(file.keys())

@@ -27,6 +27,7 @@ from cachecraft.evolution.settings import DiscoverySettings
 from cachecraft.policy.contract import load_policy
 from cachecraft.policy.decide import decide
 from cachecraft.policy.view import Features
+from cachecraft.runtime.structure import ModelStructure
 from cachecraft.sandbox import SharedItem, share
 from cachecraft.tasks.prompt import render
 from cachecraft.tasks.task import Task
@@ -64,13 +65,13 @@ class ArenaItem:
     anchors: tuple[float, ...]
     ids: tuple[int, ...]
 
-    def trace(self) -> Trace:
-        """The trace, on mapped arrays."""
+    def trace(self, structure: ModelStructure) -> Trace:
+        """What the model's pass reads, on mapped arrays or, for a model on another device, copies: without queries."""
         layers = []
         for layer in range(self.shared.shape[0]):
             queries, keys, values = (self.shared.array(layer, name) for name in ("queries", "keys", "values"))
-            layers.append(TracedLayer(queries, keys, values, None))
-        return Trace(self.ids, tuple(layers))
+            layers.append(TracedLayer(queries[:, :0], keys, values, None))
+        return Trace(self.ids, tuple(layers)).on(structure)
 
 
 class Arena:
@@ -112,7 +113,8 @@ class Arena:
 
     def likelihoods(self, item: ArenaItem, selections: Sequence[Selection]) -> list[Likelihood]:
         """Score choices for an item as one batch."""
-        return likelihoods(self.subject.structure, item.trace(), selections, item.follow, item.target)
+        structure = self.subject.structure
+        return likelihoods(structure, item.trace(structure), selections, item.follow, item.target)
 
     def error(self, item: ArenaItem, selections: Sequence[Selection]) -> list[float]:
         """How far each choice moves the attention's output under the question's and answer's queries.
@@ -121,7 +123,7 @@ class Arena:
             For each choice the mean over layers of |kept - full| / |full|, norms over heads, queries and channels.
         """
         structure = self.subject.structure
-        trace = item.trace()
+        trace = item.trace(structure)
         queries = queries_of(structure, trace, item.follow, item.target)
         totals = [0.0] * len(selections)
         for index, (layer, asked) in enumerate(zip(trace.layers, queries, strict=True)):
@@ -132,7 +134,7 @@ class Arena:
             values = layer.values.float()
             full = (weights @ values) / weights.sum(dim=-1, keepdim=True)
             for number, selection in enumerate(selections):
-                kept = weights * selection[index].unsqueeze(1)
+                kept = weights * selection[index].to(weights.device).unsqueeze(1)
                 output = (kept @ values) / kept.sum(dim=-1, keepdim=True).clamp(min=1e-30)
                 totals[number] += float((output - full).norm() / full.norm())
         return [total / len(queries) for total in totals]

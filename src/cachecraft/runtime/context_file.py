@@ -49,7 +49,8 @@ def write_context(path: Path, structure: ModelStructure, cache: CompressedCache,
     lengths = cache.lengths[:, 0].contiguous()
     tensors: dict[str, Tensor] = {"lengths": lengths}
     for index, layer in enumerate(cache.compressed):
-        tensors[f"{index}.keys"], tensors[f"{index}.values"] = layer.entries()
+        keys, values = layer.entries()
+        tensors |= {f"{index}.keys": keys.cpu(), f"{index}.values": values.cpu()}
     metadata = {
         "format": FORMAT,
         "cachecraft": _own_version(),

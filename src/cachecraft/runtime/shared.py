@@ -28,7 +28,8 @@ class SharedContext:
     Attributes:
         layers: For each layer its dense keys and values, (G, T, D) each; of a sliding window, what it shows to the next
             token.
-        selections: For each candidate and layer the kept entries, (G, T) bool.
+        selections: For each candidate and layer the kept entries, (G, T) bool on the CPU: what is kept is worked out
+            there, and only the places of entries and finished masks go to where keys and values are.
     """
 
     layers: Sequence[tuple[Tensor, Tensor]]
@@ -157,4 +158,5 @@ def _unfold(folded: Tensor, new: int, share: int) -> Tensor:
 def _additive(seen: Tensor, like: Tensor) -> Tensor:
     """0 where seen, else the lowest finite number: a head that keeps nothing then has a weight of 0, and no NaN."""
     lowest = torch.finfo(like.dtype).min
-    return torch.zeros(seen.shape, dtype=like.dtype).masked_fill_(~seen, lowest).to(like.device)
+    hidden = ~seen.to(like.device)
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, lowest)

@@ -190,7 +190,13 @@ class BenchmarkTask:
     def _measured(self, sample: Sample, length: int, tokenizer: Tokenizer) -> Cut | None:
         item = self._made(sample, Cut(sample.context), 0, SPLITS[0], length, 0)
         around = frame(tokenizer, chat=sample.chat)
-        tokens = len(render(tokenizer, item, around).ids) + item.max_new_tokens
+        prompt = render(tokenizer, item, around).ids
+        if len(prompt) < 2:
+            raise TaskError(
+                f"{self.name}: {sample.place} is a prompt of {len(prompt)} token, which leaves nothing to compress: "
+                "the last one is always read over what was kept; give it more text."
+            )
+        tokens = len(prompt) + item.max_new_tokens
         if tokens <= length:
             return Cut(sample.context)
         return None if self.skip_long else self._shortened(sample, item, tokens, tokenizer)
