@@ -131,3 +131,9 @@ def test_a_summary_takes_the_first_scoring_that_its_results_hold(tmp_path: Path)
     store.close()
     assert api.open_evaluation(tmp_path / "run").summary().scoring == "fidelity"
     assert run("pitfalls", tmp_path / "run")[0] == 0
+
+
+@pytest.mark.parametrize("command", ["table", "compare", "pitfalls", "heatmap"])
+def test_a_run_that_was_stopped_before_its_first_result_is_said_to_hold_none(command: str, tmp_path: Path) -> None:
+    code, told = run(command, write(tmp_path / "run", {}))
+    assert code == 2 and told.startswith("Error: ") and ("no result" in told or "no answers" in told)

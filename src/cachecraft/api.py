@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+from cachecraft.errors import RunError
 from cachecraft.evaluation.cells import REFERENCES, Budget, Regime, Scoring
 from cachecraft.evaluation.grid import evaluate as evaluate_grid
 from cachecraft.evaluation.rows import scoring_of, told_apart
@@ -59,15 +60,28 @@ class Evaluation:
                 first of the run's that they hold.
             against: A row that all others are compared with, item by item; "" for none.
             length: One of the run's lengths; its shortest unless another is named.
+
+        Raises:
+            RunError: Nothing of the scoring, or nothing at all, was measured yet.
         """
+        self._require_results()
         chosen = scoring or self.scoring
         wanted = length or self.lengths[0]
         own = [result for result in self.results if self.length_of(result) == wanted]
         return replace(summarise(own, chosen, against=against, skipped=self.settings.get("skipped")), length=wanted)
 
     def summaries(self, *, against: str = "") -> list[Summary]:
-        """A summary for each scoring and length that the results hold; forced matches are told after likelihoods."""
+        """A summary for each scoring and length that the results hold; forced matches are told after likelihoods.
+
+        Raises:
+            RunError: Nothing was measured yet.
+        """
+        self._require_results()
         return summaries(self.results, self.settings, self.texts, against=against)
+
+    def _require_results(self) -> None:
+        if not self.results:
+            raise RunError(f"{self.folder} holds no result yet; run its command again to measure some.")
 
     def export(self) -> list[Path]:
         """Write table.csv, table.json and, for each scoring, a plot as PNG and SVG into the run's folder."""
