@@ -374,3 +374,10 @@ class TestNonInferiority:
     def test_a_margin_of_nought_is_refused(self):
         with pytest.raises(RunError, match="margin"):
             non_inferior(random_tasks(0), random_tasks(0), 0.0)
+
+
+def test_tasks_of_one_item_each_have_an_interval_and_not_a_point() -> None:
+    scores = {f"t{i}": {f"i{i}": value} for i, value in enumerate((-0.1, -0.4, -0.2, -0.9))}
+    found = macro_mean(scores)
+    assert found.low < -0.4 - 0.05 and found.high > -0.4 + 0.05
+    assert macro_difference(scores, {task: dict.fromkeys(own, 0.0) for task, own in scores.items()}).low < -0.45

@@ -126,9 +126,17 @@ def _block(values: Mapping[str, Mapping[str, float]], units: Mapping[str, Sequen
 
 
 def bootstrap(blocks: Sequence[Block], confidence: float, seed: int) -> tuple[float, float]:
-    """Percentile limits of the mean over all strata, the units of each block drawn with replacement."""
+    """Percentile limits of the mean over all strata, the units of each block drawn with replacement.
+
+    A block of one unit says nothing of its own spread; such blocks are drawn from each other, so that what lies between
+    their tasks counts, too, and the interval is rather too wide than a point (Cochran's collapsed strata).
+    """
     rng = np.random.default_rng(seed)
-    draws = sum((resampled_means(each.sums, each.sizes, rng) for each in blocks), np.zeros(RESAMPLES))
+    several = [each for each in blocks if len(each.sums) > 1]
+    single = np.array([each.shares.sum() for each in blocks if len(each.sums) == 1])
+    draws = sum((resampled_means(each.sums, each.sizes, rng) for each in several), np.zeros(RESAMPLES))
+    if len(single):
+        draws = draws + single[rng.integers(0, len(single), (RESAMPLES, len(single)))].sum(axis=1)
     return percentiles(draws / sum(each.strata for each in blocks), confidence)
 
 
