@@ -12,7 +12,6 @@ import argparse
 import itertools
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,7 @@ from cachecraft.evolution.arena import Arena
 from cachecraft.evolution.proposers.mutate import seed_proposals
 from cachecraft.evolution.settings import DiscoverySettings
 from cachecraft.models import load
-from cachecraft.sandbox import Ask, Limits, Program, Sandbox, Verdict
+from cachecraft.sandbox import Ask, Limits, Program, Sandbox, shared_out
 from cachecraft.tasks.registry import load_tasks
 from cachecraft.terminal import one_sentence
 
@@ -86,18 +85,8 @@ def measure(options: argparse.Namespace, dtype: str, folder: Path) -> tuple[Rate
         boxes = [stack.enter_context(Sandbox(Limits(seconds=settings.seconds))) for _ in range(torch.get_num_threads())]
         for box, item in itertools.product(boxes, items):
             box.load(item.name, item.shared)
-        free = list(boxes)
-
-        def choose(program: Program) -> Verdict:
-            box = free.pop()
-            try:
-                return box.run(program, asks)
-            finally:
-                free.append(box)
-
         began = time.perf_counter()
-        with ThreadPoolExecutor(len(boxes)) as pool:
-            verdicts = list(pool.map(choose, programs))
+        verdicts = list(shared_out(boxes, programs, lambda box, program: box.run(program, asks)))
         rate.choosing = time.perf_counter() - began
     for place, item in enumerate(items):
         masks = [verdict.choices[place].masks(ratio) for verdict in verdicts for ratio in range(len(item.keeps))]

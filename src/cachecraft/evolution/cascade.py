@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from cachecraft.evolution.admission import contract_stage, static_stage
@@ -24,7 +23,7 @@ from cachecraft.evolution.program import behaviour_id
 from cachecraft.evolution.records import Candidate, Outcome, Score, State
 from cachecraft.evolution.settings import DiscoverySettings
 from cachecraft.policy.source import cost_class, read_source
-from cachecraft.sandbox import Ask, Choice, Program, Sandbox, Verdict
+from cachecraft.sandbox import Ask, Choice, Program, Sandbox, Verdict, shared_out
 from cachecraft.sandbox import State as Fate
 
 STAGES = ("static", "contract", "quick", "full")
@@ -253,21 +252,7 @@ class Cascade:
 
     def _apart(self, runs: Sequence[_Run], work: Work) -> Iterator[tuple[_Run, Verdict]]:
         """Each run's verdict, in order, the sandboxes sharing the work."""
-        free = list(self._sandboxes)
-
-        def one(run: _Run) -> Verdict:
-            sandbox = free.pop()
-            try:
-                return work(sandbox, run)
-            finally:
-                free.append(sandbox)
-
-        if len(free) == 1:
-            for run in runs:
-                yield run, one(run)
-            return
-        with ThreadPoolExecutor(len(free)) as pool:
-            yield from zip(runs, pool.map(one, runs), strict=True)
+        yield from zip(runs, shared_out(self._sandboxes, runs, work), strict=True)
 
     def _reject(self, population: Population, run: _Run, outcome: Outcome) -> Candidate:
         run.failed = True

@@ -66,6 +66,11 @@ class Scored:
     last: int
     protect_read_keep: bool = False
 
+    @property
+    def one_budget(self) -> bool:
+        """Whether scores or protection hold for the budget only that they were asked at."""
+        return self.read_keep or self.protect_read_keep
+
 
 def keep_count(tokens: int, ratio: float | None = None, keep: int | None = None) -> int:
     """Entries kept per kv head of ``tokens`` entries, given a share to evict or a number to keep.

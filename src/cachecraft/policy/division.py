@@ -85,10 +85,10 @@ def decide_adaptive(policy: Policy, layer: LayerFeatures, keeps: Sequence[int]) 
     decisions: list[Decision] = []
     scored: Scored | None = None
     for keep in keeps:
-        if scored is None or scored.read_keep or scored.protect_read_keep:
+        if scored is None or scored.one_budget:
             scored = score(policy, layer, _alike(layer, keep))
         counts = adaptive_counts(scored, keep)
-        own = score(policy, layer, counts) if scored.read_keep or scored.protect_read_keep else scored
+        own = score(policy, layer, counts) if scored.one_budget else scored
         decisions.append(select(policy, own, counts, layer))
     return decisions
 

@@ -46,7 +46,7 @@ def nested_ranks(policy: Policy, layer: LayerFeatures) -> Ranking | None:
     tokens = layer.tokens
     keep = torch.full((layer.kv_heads,), tokens, dtype=torch.int64, device=layer.device)
     scored = score(policy, layer, keep)
-    if scored.read_keep or scored.protect_read_keep:
+    if scored.one_budget:
         return None
     first, last = min(scored.first, tokens), min(scored.last, tokens - min(scored.first, tokens))
     protected = clip_protection(first, last, keep, tokens) if first or last else None

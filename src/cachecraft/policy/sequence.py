@@ -54,6 +54,6 @@ def decide_allocated(policy: Policy, layers: Layers, keep: int) -> dict[int, Dec
     counts = divided(policy, scored, keep)
     decisions = {}
     for own, before, layer in zip(counts, scored, layers(), strict=True):
-        again = score(policy, layer, own) if before.read_keep or before.protect_read_keep else before
+        again = score(policy, layer, own) if before.one_budget else before
         decisions[layer.layer] = select(policy, again, own, layer)
     return decisions

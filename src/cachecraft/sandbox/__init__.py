@@ -3,6 +3,19 @@
 from cachecraft.sandbox.program import Program
 from cachecraft.sandbox.runner import Sandbox
 from cachecraft.sandbox.shared import SharedItem, share
+from cachecraft.sandbox.sharing import shared_out
 from cachecraft.sandbox.verdict import Ask, Choice, Limits, SandboxError, State, Verdict
 
-__all__ = ["Ask", "Choice", "Limits", "Program", "Sandbox", "SandboxError", "SharedItem", "State", "Verdict", "share"]
+__all__ = [
+    "Ask",
+    "Choice",
+    "Limits",
+    "Program",
+    "Sandbox",
+    "SandboxError",
+    "SharedItem",
+    "State",
+    "Verdict",
+    "share",
+    "shared_out",
+]
