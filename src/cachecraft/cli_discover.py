@@ -16,7 +16,7 @@ DEFAULT_TASKS = "ruler:niah_single_1,ruler:niah_single_2,ruler:niah_multikey_1,r
 
 
 # Options that say what is searched, and are settings of the same name.
-SEARCHED = {"tasks", "length", "ratios", "seed", "items", "level", "islands"}
+SEARCHED = {"tasks", "length", "ratios", "seed", "items", "level", "islands", "without"}
 
 
 def _given(context: typer.Context) -> set[str]:
@@ -95,7 +95,7 @@ def discover(
         from cachecraft.discovery import discover as run_discovery
         from cachecraft.discovery import starting_from
         from cachecraft.evolution.proposers.assembly import proposing_from
-        from cachecraft.evolution.replaying import replayed
+        from cachecraft.evolution.replaying import check_apart, replayed
         from cachecraft.evolution.settings import DiscoverySettings, parse_budget
         from cachecraft.reporting.search import describe_search, search_display
         from cachecraft.tasks.registry import load_tasks
@@ -112,6 +112,7 @@ def discover(
         )
         spent, dtypes = parse_budget(budget), [dtype]
         if replay is not None:
+            check_apart(replay, run)
             before, given = replayed(replay), _given(context)
             settings = replace(before.settings, **{name: getattr(settings, name) for name in SEARCHED & given})
             model, spent = model or list(before.models), spent if "budget" in given else before.budget

@@ -19,10 +19,12 @@ from cachecraft.evaluation.store import open_run, read_run
 from cachecraft.evolution.admission import static_stage
 from cachecraft.evolution.decompose import Worth, means, worth
 from cachecraft.evolution.lineage import export, with_provenance
+from cachecraft.evolution.llm.recorded import has_replies
 from cachecraft.evolution.loop import SearchProgress, baseline, leaders, search
 from cachecraft.evolution.population import Population
 from cachecraft.evolution.proposers.assembly import Proposing, proposing
 from cachecraft.evolution.records import Candidate
+from cachecraft.evolution.replaying import check_apart
 from cachecraft.evolution.settings import DiscoverySettings, SearchBudget
 from cachecraft.models import LoadedModel, load
 from cachecraft.policy.contract import builtin_policies, load_policy
@@ -32,9 +34,10 @@ from cachecraft.sandbox import Limits, Program, Sandbox
 IDENTITY = (
     *("command", "models", "revisions", "dtypes", "tasks", "ratios", "length", "seed", "level", "features", "islands"),
     *("quick", "items", "batch", "again", "most", "validation", "start", "without"),
-    *("proposer", "llm_models", "llm_prices", "temperature", "reply_tokens", "prompt_characters", "prompts"),
-    "diagnosis",
+    *("proposer", "diagnosis"),
 )
+# What decides the replies of language models; free until there are some.
+ASKING = ("llm_models", "llm_prices", "temperature", "reply_tokens", "prompt_characters", "prompts")
 SHIPPED = 3  # policies that are written as files
 SCORERS = ("keydiff", "value_diversity", "snapkv", "random")  # crossed with what was found
 SELECTORS = ("tokens", "chunks:8", "chunks:20", "pages:16")
@@ -100,6 +103,8 @@ def discover(
         CacheCraftError: Something asked for means nothing, or the folder belongs to another search.
     """
     folder = Path(run)
+    how = proposing_by or Proposing()
+    check_apart(how.replay, folder)
     loaded = [load(model) if isinstance(model, str) else model for model in models]
     subjects = [api.subject_of(each, force=force) for each in loaded]
     record = settings.record() | {
@@ -108,9 +113,11 @@ def discover(
         "dtypes": [each.dtype for each in subjects],
         "versions": versions(),
     }
-    how = proposing_by or Proposing()
-    record |= how.record() | ({} if diagnosis else {"diagnosis": False})
-    open_run(folder, record, IDENTITY).close()
+    record |= how.record() | ({} if diagnosis else {"diagnosis": "off"})
+    if has_replies(folder):
+        open_run(folder, record, (*IDENTITY, *ASKING)).close()
+    else:
+        open_run(folder, record, IDENTITY, replaced=ASKING).close()
     with (
         proposing(how, folder, say) as (make, calls),
         search(

@@ -98,6 +98,14 @@ def test_a_second_command_may_add_policies_and_samples(tmp_path: Path) -> None:
     assert settings["samples"] == 2
 
 
+def test_settings_that_were_not_made_use_of_are_replaced_instead_of_compared_or_united(tmp_path: Path) -> None:
+    open_run(tmp_path / "run", SETTINGS | {"policies": ["knorm"]}, IDENTITY).close()
+    changed = {**SETTINGS, "model": "other", "policies": ["keydiff"]}
+    store = open_run(tmp_path / "run", changed, IDENTITY, replaced=("model", "policies"))
+    store.close()
+    assert (store.settings["model"], store.settings["policies"]) == ("other", ["keydiff"])
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match="not empty and not a run"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tests.evolution.llm.runs import PARENT, measured, run, seeded
 
 from cachecraft.evolution.diagnosis import Thresholds, diagnose, hack_of
 from cachecraft.evolution.fitness import much_worse
-from cachecraft.evolution.interface import Interface
+from cachecraft.evolution.interface import Interface, only_numbers
 from cachecraft.evolution.population import Population
 from cachecraft.evolution.proposers.mutate import mutations
 from cachecraft.evolution.proposers.protocol import Conduct
@@ -116,6 +117,8 @@ def test_overfitting_is_named_by_fresh_items(population: Population) -> None:
         ("Policy x gave another result after another sample; keep nothing between calls.", "keeps state between calls"),
         ("Policy x asked the system in line 5 to open or change a file; a policy may only compute.", "reaches outside"),
         ("Line 3 imports os; a policy may import torch, math and what cachecraft.policy offers.", "reaches outside"),
+        ("Line 4 uses the name open, which is not defined here and not allowed.", "reaches outside"),
+        ("Line 4 uses the name np, which is not defined here and not allowed.", ""),
         ("Policy x raised IndexError on layer 0; it must give a result for every context.", "gives up on hard items"),
         ("Policy x uses torch's global random state; pass generator=f.generator().", "draws by its own dice"),
         ("Policy x handed over an answer that cannot be read: it is cut off.", "forges the harness"),
@@ -124,6 +127,54 @@ def test_overfitting_is_named_by_fresh_items(population: Population) -> None:
 )
 def test_each_kind_of_hack_is_known_by_what_the_harness_says(reason: str, hack: str) -> None:
     assert hack_of(reason) == hack
+
+
+def test_a_program_that_raises_gives_up_only_if_it_had_kept_the_contract(population: Population) -> None:
+    reason = "Policy x raised TypeError on layer 0; it must give a result for every context."
+    fill(population, lambda _: Outcome("rejected", reason, "contract"))
+    assert "reward hack" not in kinds(population)
+    fill(population, lambda _: Outcome("rejected", reason, "quick"), first=20)
+    assert kinds(population)[0] == "reward hack"
+
+
+def test_each_kind_of_hack_is_a_finding_and_is_reviewed_by_itself(population: Population, tmp_path: Path) -> None:
+    writes = "Policy x wrote into keys on layer 0, which are read-only; work on a copy."
+    keeps = "Policy x gave another result after another sample; keep nothing between calls."
+    hacks = [replace(child(number), proposer="llm m") for number in range(12)]
+    run(population, hacks[:6], lambda each: Outcome("rejected", writes if each.slot < 3 else keeps, "contract"))
+    found = [each.what for each in diagnose(population, LIMITS) if each.kind == "reward hack"]
+    assert found == ["keeps state between calls", "writes into what it is given"]
+    remedies = Remedies(tmp_path, Conduct(Interface("scorer")), LIMITS)
+    (first,) = remedies.review(population)
+    assert first.what == found[0]
+    run(population, hacks[6:9], lambda _: Outcome("rejected", writes, "contract"))
+    (second,) = remedies.review(population)
+    assert second.what == found[1]  # the first one's remedy does not stand in its way
+    run(population, hacks[9:], lambda each: Outcome("rejected", keeps, "contract"))
+    (reviewed,) = remedies.review(population)
+    assert (reviewed.what, reviewed.verdict) == (found[0], "undone") and "still seen" in reviewed.result
+
+
+def test_what_would_change_nothing_is_not_done(population: Population, tmp_path: Path) -> None:
+    remedies = Remedies(tmp_path, Conduct(Interface("scorer")), LIMITS)
+    fill(population, rejected("Policy x wrote into keys on layer 0, which are read-only."), count=3)
+    assert remedies.review(population) == []  # mutations cannot be told
+    fill(population, lambda _: stages(0.3, 0.5), first=20, count=3)
+    fill(population, lambda each: stages(0.3 + each.number / 20, 0.4), first=40, count=8)
+    limits = Thresholds(window=8)
+    assert "stage gap" in kinds(population, limits)
+    wide = Remedies(tmp_path, Conduct(Interface("scorer")), limits)
+    assert all(each.kind != "stage gap" for each in wide.review(population))  # nobody is stopped as it is
+
+
+def test_a_stage_gap_opens_a_gate_that_stops_somebody(
+    population: Population, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachecraft.evolution.remedies.predicts", lambda _: True)
+    fill(population, lambda _: stages(0.3, 0.5), count=4)
+    fill(population, lambda each: stages(0.3 + each.number / 20, 0.4), first=20, count=8)
+    (done,) = Remedies(tmp_path, Conduct(Interface("scorer")), Thresholds(window=8)).review(population)
+    assert done.change == {"gate": False}
 
 
 def test_a_planted_plateau_widens_the_interface_and_that_is_undone_when_it_brings_nothing(
@@ -184,6 +235,9 @@ def test_a_planted_hack_closes_the_hole(population: Population, tmp_path: Path) 
     fill(population, lambda each: measured(0.9 + each.number / 1000))
     (kept,) = remedies.review(population)
     assert kept.verdict == "kept" and remedies.conduct.interface.level == "scorer"
+    fill(population, lambda _: measured(0.0), first=20)
+    (plateau,) = remedies.review(population)
+    assert (plateau.kind, plateau.change) == ("plateau", {"level": "allocation"})  # the hole stays closed
 
 
 def test_a_hole_in_the_harness_is_found_by_fresh_items_and_guarded(population: Population, tmp_path: Path) -> None:
@@ -211,5 +265,12 @@ def test_a_hole_in_the_harness_is_found_by_fresh_items_and_guarded(population: P
 def test_actions_reach_the_mutations(population: Population) -> None:
     tuned = mutations(Conduct(Interface("scorer"), structure=True, evenly=True))
     assert "numbers" not in tuned.rates()
+    free = mutations(Conduct(Interface("scorer")))
+    for _ in range(3):  # weights and signs are numbers too, whichever operator changes them
+        run(population, free.ask(population, 4))
+    children = [each for _ in range(4) for each in run(population, tuned.ask(population, 6))]
+    sources = {each.number: each.source for each in population.told()}
+    made = [each for each in children if each.proposal.parents]
+    assert made and not any(only_numbers(sources[each.proposal.parents[0]], each.source) for each in made)
     assert "numbers" in mutations(Conduct(Interface("constants"), structure=True)).rates()
     assert tuned.ask(population, 2)

@@ -166,13 +166,14 @@ def _row(result: Result) -> tuple[Any, ...]:
     return tuple(values[name] for name in _COLUMNS)
 
 
-def open_run(folder: Path, settings: dict[str, Any], identity: Sequence[str]) -> RunStore:
+def open_run(folder: Path, settings: dict[str, Any], identity: Sequence[str], replaced: Sequence[str] = ()) -> RunStore:
     """Open a run folder for writing, making it when there is none.
 
     Args:
         folder: The run's folder.
         settings: The resolved settings of this command.
         identity: Names of the settings in which a folder's commands must agree; the others may grow.
+        replaced: Names of settings of which nothing was made use of yet: this command's take the place of the old ones.
 
     Raises:
         RunError: The folder belongs to other settings, is something else, or cannot be written.
@@ -181,8 +182,8 @@ def open_run(folder: Path, settings: dict[str, Any], identity: Sequence[str]) ->
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file; name a folder for the run.")
     if path.is_file():
-        before = _read_settings(path)
-        for name in identity:
+        before = {name: value for name, value in _read_settings(path).items() if name not in replaced}
+        for name in (each for each in identity if each not in replaced):
             for what, old, new in _disagreements(name, before.get(name), settings.get(name)):
                 raise RunError(
                     f"{folder} holds a run with {what} {old!r}, not {new!r}; name another folder with --run."
@@ -242,6 +243,8 @@ def _read_settings(path: Path) -> dict[str, Any]:
         raise RunError(f"{path} does not hold settings; it was not written by CacheCraft.")
     if isinstance(settings.get("length"), int) and settings.get("command") == "evaluate":
         settings["length"] = [settings["length"]]  # as it was written before a run could have several
+    if settings.get("diagnosis") is False:
+        settings["diagnosis"] = "off"  # as a search without is written now
     return settings
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from cachecraft.evolution.admission import contract_stage, static_stage
 from cachecraft.evolution.arena import Arena, ArenaItem, Scale
 from cachecraft.evolution.behaviour import observe
-from cachecraft.evolution.fitness import Measured, correlation, fitness_of, much_worse
+from cachecraft.evolution.fitness import Measured, fitness_of, much_worse, predicts
 from cachecraft.evolution.interface import check_edit
 from cachecraft.evolution.population import Population
 from cachecraft.evolution.program import behaviour_id
@@ -28,7 +28,6 @@ from cachecraft.sandbox import State as Fate
 
 STAGES = ("static", "contract", "quick", "full")
 PROBES = 2  # recorded items on which the contract is checked and behaviour is observed
-PREDICTS = 0.3  # least rank correlation with the next stage for a stage to stop anybody
 MARGIN = 1.0  # standard errors by which a candidate may trail and still pass
 
 _STATES: Mapping[Fate, State] = {Fate.TIMEOUT: "timeout", Fate.CRASHED: "crashed", Fate.MEMORY: "crashed"}
@@ -215,8 +214,7 @@ class Cascade:
 
     def gates(self, population: Population) -> bool:
         """Whether the quick stage may stop anybody: it predicts the full one, as far as is known."""
-        known = None if self.open else correlation(population, "quick", "full")
-        return known is not None and known >= PREDICTS
+        return not self.open and predicts(population)
 
     def _outcome(self, run: _Run, stage: str) -> Outcome:
         if not all(math.isfinite(each.recovered) for each in run.measured):

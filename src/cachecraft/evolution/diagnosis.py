@@ -6,21 +6,25 @@ a cheat. What is done about a finding is remedies.py's business; nothing is chan
 
 from __future__ import annotations
 
+import builtins
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from cachecraft.evolution.interface import Interface, check_edit
+from cachecraft.evolution.interface import only_numbers
+from cachecraft.evolution.llm.faults import Fault
+from cachecraft.evolution.llm.recorded import Refused
 from cachecraft.evolution.population import Population
 from cachecraft.evolution.records import Candidate
 
 Kind = Literal["plateau", "collapse", "overfit", "stage gap", "reward hack", "constant tuning"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
+# Names of Python's own that the gate refuses; any other name that is not defined is a plain mistake.
+_PYTHONS = "|".join(name for name in dir(builtins) if name.isidentifier())
 # Reward hacks by what the harness says when it rejects one; the first that fits names it.
 HACKS: Mapping[str, re.Pattern[str]] = MappingProxyType(
     {
@@ -33,12 +37,15 @@ HACKS: Mapping[str, re.Pattern[str]] = MappingProxyType(
         ),
         "draws by its own dice": re.compile(r"global random state|two results for one"),
         "reaches outside": re.compile(
-            r"asked the system|may import torch|nothing to open|not defined here and not allowed|printed or wrote more"
+            r"asked the system|may import torch|nothing to open|printed or wrote more"
+            rf"|uses the name ({_PYTHONS}), which is not defined here"
         ),
         "gives up on hard items": re.compile(r"uses raise|must give a result for every context"),
         "forges the harness": re.compile(r"which a policy may not use|handed over|ended itself|not found here"),
     }
 )
+_RAISED = re.compile(r"must give a result for every context")
+_WORKED = ("quick", "full", "again")  # stages of a candidate that has kept the contract
 
 
 @dataclass(frozen=True)
@@ -77,33 +84,67 @@ class Finding:
     evidence: str
 
 
-def diagnose(population: Population, limits: Thresholds, *, since: int = 0) -> list[Finding]:
+@dataclass(frozen=True)
+class Window:
+    """What is looked back upon.
+
+    Attributes:
+        recent: The last candidates that are no seeds.
+        refused: Replies of the same generations that became no candidates.
+    """
+
+    recent: Sequence[Candidate]
+    refused: Sequence[Refused] = ()
+
+    @property
+    def asked(self) -> bool:
+        """Whether a language model took part."""
+        return bool(self.refused) or any(each.proposal.proposer.startswith("llm ") for each in self.recent)
+
+
+def window(population: Population, size: int, refused: Sequence[Refused] = (), since: int = 0) -> Window:
+    """The last `size` candidates, of generation `since` or later, and what was refused beside them."""
+    told = [each for each in population.told() if each.proposal.proposer != "seed" and each.generation >= since]
+    recent = told[-size:]
+    return Window(recent, [each for each in refused if recent and each.generation >= recent[0].generation])
+
+
+def diagnose(
+    population: Population, limits: Thresholds, *, refused: Sequence[Refused] = (), since: int = 0
+) -> list[Finding]:
     """What is seen in the last candidates.
 
     Args:
         population: With no generation open.
         limits: When something is called by its name.
-        since: Only candidates of this generation or later are looked at.
+        refused: Replies of closed generations that became no candidates.
+        since: Only candidates and replies of this generation or later are looked at.
 
     Returns:
-        At most one finding of each kind, the most telling first.
+        At most one finding of each kind, and of each kind of hack; the most telling first.
     """
-    recent = [each for each in population.told() if each.proposal.proposer != "seed" and each.generation >= since]
-    recent = recent[-limits.window :]
+    seen = window(population, limits.window, refused, since)
+    if not seen.recent:
+        return []
     checks: Sequence[Callable[[Population, Sequence[Candidate], Thresholds], Finding | None]] = (
-        _reward_hack,
         _overfit,
         _stage_gap,
         _constant_tuning,
-        _collapse,
-        _plateau,
     )
-    return [found for check in checks if recent and (found := check(population, recent, limits)) is not None]
+    found = [check(population, seen.recent, limits) for check in checks]
+    found += [_collapse(seen, limits), _plateau(population, seen.recent, limits)]
+    return [*_reward_hacks(seen, limits), *(each for each in found if each is not None)]
 
 
-def hack_of(reason: str) -> str:
-    """Which hack a rejection speaks of; "" if of none."""
-    return next((name for name, pattern in HACKS.items() if pattern.search(reason)), "")
+def hack_of(reason: str, *, worked: bool = True) -> str:
+    """Which hack a rejection speaks of; "" if of none.
+
+    Args:
+        reason: What the harness says.
+        worked: Whether the program had kept the contract before: one that has not and raises is merely wrong.
+    """
+    told = reason if worked else _RAISED.sub("", reason)
+    return next((name for name, pattern in HACKS.items() if pattern.search(told)), "")
 
 
 def best_gain(population: Population, before: int) -> tuple[float, float]:
@@ -136,14 +177,17 @@ def _plateau(population: Population, recent: Sequence[Candidate], limits: Thresh
     )
 
 
-def _collapse(population: Population, recent: Sequence[Candidate], limits: Thresholds) -> Finding | None:
+def _collapse(seen: Window, limits: Thresholds) -> Finding | None:
+    recent = seen.recent
     if not _full(recent, limits):
         return None
-    twins = sum(each.stage in ("program", "behaviour") for each in recent)
+    known = sum(each.fault == Fault.KNOWN for each in seen.refused)
+    twins = known + sum(each.stage in ("program", "behaviour") for each in recent)
+    beside = f" and {known} refused replies" if known else ""
     cells = {each.behaviour.cell for each in recent if each.state == "ok" and each.behaviour}
     good = sum(each.state == "ok" for each in recent)
-    if twins >= limits.twins * len(recent):
-        said = f"{twins} of the last {len(recent)} candidates repeat an earlier program or keep what one kept."
+    if twins >= limits.twins * (len(recent) + known):
+        said = f"{twins} of the last {len(recent)} candidates{beside} repeat an earlier program or keep what one kept."
     elif good >= len(recent) / 2 and len(cells) == 1:
         said = f"All {good} of the last {len(recent)} candidates that work fall into one cell of the archive."
     else:
@@ -202,19 +246,25 @@ def _items(population: Population, numbers: Mapping[int, object]) -> Iterator[in
         yield fitness.items if fitness else 1
 
 
-def _reward_hack(population: Population, recent: Sequence[Candidate], limits: Thresholds) -> Finding | None:
-    kinds = Counter(hack_of(each.reason) for each in recent if each.state != "ok")
-    kinds.pop("", None)
-    if not kinds:
-        return None
-    # A program that is good only on what it knows passed every other check: one is enough.
+def _reward_hacks(seen: Window, limits: Thresholds) -> list[Finding]:
+    """One finding for each kind of hack, the most frequent first."""
+    told: dict[str, list[str]] = {}
+    for reply in seen.refused:
+        told.setdefault(hack_of(reply.sentence, worked=False), []).append(f"a reply of {reply.model}: {reply.sentence}")
+    for each in seen.recent:
+        if each.state != "ok":
+            kind = hack_of(each.reason, worked=each.stage in _WORKED)
+            told.setdefault(kind, []).append(f"{each.name}: {each.reason}")
+    told.pop("", None)
     heart = next(iter(HACKS))
-    what, count = (heart, kinds[heart]) if kinds[heart] else kinds.most_common(1)[0]
-    if count < limits.hacks and what != heart:
-        return None
-    some = next(each for each in reversed(recent) if each.state != "ok" and hack_of(each.reason) == what)
-    told = f"{count} of the last {len(recent)} candidates: {what}"
-    return Finding("reward hack", what, f"{told}; {some.name}: {some.reason[:160]}")
+    beside = f" and {len(seen.refused)} refused replies" if seen.refused else ""
+    last = f"of the last {len(seen.recent)} candidates{beside}"
+    found = []
+    for what, said in sorted(told.items(), key=lambda pair: (pair[0] != heart, -len(pair[1]), pair[0])):
+        # A program that is good only on what it knows passed every other check: one is enough.
+        if len(said) >= limits.hacks or what == heart:
+            found.append(Finding("reward hack", what, f"{len(said)} {last}: {what}; {said[-1][:200]}"))
+    return found
 
 
 def _constant_tuning(population: Population, recent: Sequence[Candidate], limits: Thresholds) -> Finding | None:
@@ -228,5 +278,4 @@ def _constant_tuning(population: Population, recent: Sequence[Candidate], limits
 
 
 def _only_numbers(population: Population, child: Candidate) -> bool:
-    parent = population.candidates[child.proposal.parents[0]]
-    return not check_edit(parent.source, child.source, Interface("constants"))
+    return only_numbers(population.candidates[child.proposal.parents[0]].source, child.source)

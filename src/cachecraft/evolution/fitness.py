@@ -14,6 +14,7 @@ from cachecraft.evolution.population import Population
 from cachecraft.evolution.records import Fitness
 
 KNOWN = 12  # candidates that must have been through both stages before a correlation counts
+PREDICTS = 0.3  # least rank correlation with the next stage for a stage to stop anybody
 SUSPECT = 4.0  # standard errors by which fresh items may be worse than those before
 
 
@@ -73,3 +74,9 @@ def correlation(population: Population, earlier: str, later: str) -> float | Non
         return None
     found = float(stats.spearmanr(pairs).statistic)
     return found if math.isfinite(found) else None
+
+
+def predicts(population: Population) -> bool:
+    """Whether the quick stage is known to predict the full one, so that it may stop anybody."""
+    known = correlation(population, "quick", "full")
+    return known is not None and known >= PREDICTS

@@ -120,6 +120,11 @@ def check_edit(parent: str, child: str, interface: Interface) -> list[str]:
     return problems
 
 
+def only_numbers(parent: str, child: str) -> bool:
+    """Whether a child that keeps the contract's form differs from its parent in numbers at most."""
+    return not check_edit(parent, child, Interface("constants"))
+
+
 def protected_definitions(source: str, interface: Interface) -> frozenset[str]:
     """Names of the module-level definitions that an edit must leave as they are."""
     module = _Module(source)

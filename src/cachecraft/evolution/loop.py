@@ -17,7 +17,7 @@ from cachecraft.evaluation.selections import Subject
 from cachecraft.evolution.arena import Arena, Scale, eligible
 from cachecraft.evolution.cascade import Cascade
 from cachecraft.evolution.fitness import correlation
-from cachecraft.evolution.llm.calls import Totals
+from cachecraft.evolution.llm.calls import Calls, Totals
 from cachecraft.evolution.population import Population
 from cachecraft.evolution.proposers.mutate import mutations, seed_proposals, start_proposals
 from cachecraft.evolution.proposers.protocol import Conduct, Proposer
@@ -30,7 +30,7 @@ from cachecraft.tasks.registry import load_tasks
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """Told whenever a candidate's outcome is known.
+    """Told whenever a candidate's outcome is known and whenever a model was asked.
 
     Attributes:
         phase: What is going on: ``"recording"``, ``"asking"``, ``"searching"``.
@@ -64,12 +64,12 @@ class _Clock:
     budget: SearchBudget
     began: float
     before: float  # seconds spent by earlier calls
-    calls: Callable[[], Totals | None]
+    calls: Calls | None
 
     def share(self, population: Population) -> float:
         if self.budget.money is not None:
-            totals = self.calls()
-            return 0.0 if totals is None else min(1.0, (totals.money or 0.0) / self.budget.money)
+            spent = self.calls.totals().money if self.calls is not None else None
+            return min(1.0, (spent or 0.0) / self.budget.money)
         if self.budget.candidates is not None:
             return min(1.0, len(population.told()) / self.budget.candidates)
         assert self.budget.seconds is not None
@@ -84,7 +84,7 @@ def search(
     *,
     proposer: Proposer | None = None,
     make: Callable[[Conduct], Proposer] = mutations,
-    calls: Callable[[], Totals | None] = lambda: None,
+    calls: Calls | None = None,
     diagnosis: bool = True,
     workers: int = 1,
     progress: Callable[[SearchProgress], None] = lambda _: None,
@@ -98,10 +98,10 @@ def search(
         folder: The run's folder.
         proposer: Where programs come from, whatever is diagnosed.
         make: Makes the proposer for a conduct where none is given; by default mutations of programs.
-        calls: Tells what asking language models came to.
+        calls: The calls of language models, if any are asked: what they came to, and when another one is over.
         diagnosis: Whether plateaus and hacks are named and acted upon.
         workers: Processes that run candidates at a time; the result does not depend on it.
-        progress: Called as candidates are evaluated.
+        progress: Called as candidates are evaluated and models are asked.
 
     Returns:
         The population, open.
@@ -126,8 +126,11 @@ def search(
         best, line = population.best, baseline(population)
         done = tuple(remedies.all()) if remedies else ()
         times = (spent, left)
-        progress(SearchProgress(phase, population.counts(), latest, best, line, share, times, found, calls(), done))
+        totals = None if calls is None else calls.totals()
+        progress(SearchProgress(phase, population.counts(), latest, best, line, share, times, found, totals, done))
 
+    if calls is not None:
+        calls.heard = lambda: report("asking")
     with ExitStack() as stack:
         report("recording")
         arenas = _arenas(subjects, settings, folder)

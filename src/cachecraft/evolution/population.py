@@ -133,7 +133,7 @@ class Population:
         A program that was proposed before, in this batch or an earlier one, is stored as rejected.
 
         Args:
-            proposals: The batch, in order.
+            proposals: The batch, in order; all of them say their slots, or none does.
             interface: What the candidates could edit.
             again: Numbers of candidates that count and are ok.
 
@@ -155,8 +155,9 @@ class Population:
         with self._write():
             text = json.dumps(interface.to_dict())
             self._connection.execute("INSERT INTO generations VALUES (?, 0, ?)", (self.generation, text))
-            for slot, proposal in enumerate(proposals):
-                storage.insert(self._connection, self._candidate(first + slot, slot, proposal, interface))
+            for place, each in enumerate(proposals):
+                slot = place if each.slot is None else each.slot
+                storage.insert(self._connection, self._candidate(first + place, slot, each, interface))
             rows = [(self.generation, number, "seen", "") for number in repeated]
             self._connection.executemany("INSERT INTO rescorings VALUES (?,?,?,?)", rows)
         self._reload()
@@ -164,9 +165,9 @@ class Population:
 
     def _candidate(self, number: int, slot: int, proposal: Proposal, interface: Interface) -> Candidate:
         try:
-            program, twin, reason = program_id(proposal.source), None, ""
+            program, reason = program_id(proposal.source), ""
         except (SyntaxError, ValueError, RecursionError) as error:
-            program, twin, reason = "", None, f"The program is not valid Python: {error}."
+            program, reason = "", f"The program is not valid Python: {error}."
         if program and (twin := self.knows(program)) is not None:
             reason = f"The same program as candidate {twin}."
         place = (number, self.generation, slot, slot % self.settings.islands)

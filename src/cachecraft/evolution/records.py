@@ -71,6 +71,7 @@ class Proposal:
         note: What was done, in one sentence.
         proposer: Name of the proposer.
         cost: What asking cost.
+        slot: The place in the batch that it was made for; None for its place in the list.
     """
 
     source: str
@@ -79,6 +80,7 @@ class Proposal:
     note: str = ""
     proposer: str = "seed"
     cost: Cost = field(default_factory=Cost)
+    slot: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

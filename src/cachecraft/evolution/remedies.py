@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cachecraft.errors import RunError
-from cachecraft.evolution.diagnosis import Finding, Thresholds, best_gain, diagnose
-from cachecraft.evolution.interface import Level
+from cachecraft.evolution.diagnosis import Finding, Thresholds, best_gain, diagnose, window
+from cachecraft.evolution.fitness import predicts
+from cachecraft.evolution.interface import Interface, Level
+from cachecraft.evolution.llm.recorded import read_refused
 from cachecraft.evolution.population import Population
 from cachecraft.evolution.proposers.protocol import Conduct
 
@@ -123,9 +125,10 @@ class Remedies:
 
     def _judge(self, population: Population, each: Diagnosis) -> Diagnosis:
         gain, error = best_gain(population, each.candidate + 1)
-        seen = [found for found in diagnose(population, self._limits, since=each.generation) if found.kind == each.kind]
+        refused = read_refused(self._connection, population.generation)
+        seen = diagnose(population, self._limits, refused=refused, since=each.generation)
         better = gain > self._limits.noise * error
-        still = next((found for found in seen if found.what == each.what), None)
+        still = next((found for found in seen if (found.kind, found.what) == (each.kind, each.what)), None)
         said = f"the best rose by {gain:.4f}" if better else f"no gain beyond noise ({gain:.4f})"
         said += f"; still seen: {still.evidence}" if still else "; no longer seen"
         verdict = "kept" if better or still is None else "undone"
@@ -137,14 +140,18 @@ class Remedies:
 
     def _act(self, population: Population) -> list[Diagnosis]:
         earlier, conduct = self.all(), self.conduct
-        waiting = {each.kind for each in earlier if each.verdict == "in force"}
+        waiting = {(each.kind, each.what) for each in earlier if each.verdict == "in force"}
         tried = [each.change for each in earlier if each.verdict == "undone"]
-        for finding in diagnose(population, self._limits, since=self._since(earlier)):
-            if finding.kind in waiting:
+        refused, since = read_refused(self._connection, population.generation), self._since(earlier)
+        asked = window(population, self._limits.window, refused, since).asked
+        for finding in diagnose(population, self._limits, refused=refused, since=since):
+            if (finding.kind, finding.what) in waiting:
                 continue
-            for action, change in _actions(finding, conduct):
+            for action, change in _actions(finding, conduct, self._left(earlier)):
                 if change in tried or conduct.changed(change) == conduct:
                     continue
+                if (set(change) == {"warnings"} and not asked) or ("gate" in change and not predicts(population)):
+                    continue  # nobody would hear it, or everybody passes as it is
                 last = population.told()[-1].number
                 row = (population.generation, last, finding.kind, finding.what, finding.evidence, action)
                 self._connection.execute(
@@ -160,19 +167,31 @@ class Remedies:
         """After an action is undone, what it led to is no evidence any more."""
         return max((each.reviewed for each in earlier if each.verdict == "undone" and each.reviewed), default=0)
 
+    def _left(self, earlier: list[Diagnosis]) -> set[Level]:
+        """Levels that what was done about hacks left: the holes are there."""
+        found, left = self._start, set()
+        for each in earlier:
+            if each.verdict != "undone":
+                if each.kind == "reward hack" and "level" in each.change:
+                    left.add(found.interface.level)
+                found = found.changed(each.change)
+        return left
+
     def close(self) -> None:
         """Close the file; what is stored stays."""
         self._connection.close()
 
 
-def _actions(finding: Finding, conduct: Conduct) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What may be done about a finding, the first choice first."""
+def _actions(finding: Finding, conduct: Conduct, left: Iterable[Level]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What may be done about a finding, the first choice first; no level that opens one of those that were left."""
     level = conduct.interface.level
     if finding.kind == "plateau":
         if conduct.interface.features is not None:
             yield "offered all features", {"features": None}
         while level in _WIDER:
             level = _WIDER[level]
+            if any(Interface(level).editable >= Interface(each).editable for each in left):
+                continue
             moved = "moved the interface to allocation, scorers and selectors staying as they are"
             yield moved if level == "allocation" else f"opened the interface to {level}", {"level": level}
         yield "drew parents evenly from the diverse set", {"evenly": True}

@@ -34,6 +34,16 @@ class Replayed:
     budget: SearchBudget
 
 
+def check_apart(replay: Path | None, run: Path) -> None:
+    """Refuse to replay a run into itself.
+
+    Raises:
+        RunError: Both are one folder.
+    """
+    if replay is not None and replay.resolve() == run.resolve():
+        raise RunError(f"The run {replay} cannot be replayed into itself; name another folder with --run.")
+
+
 def recorded_settings(folder: Path) -> Mapping[str, Any]:
     """What a run's run.yaml tells.
 
@@ -65,6 +75,6 @@ def replayed(folder: Path) -> Replayed:
         settings,
         tuple(record["models"]),
         tuple(record["dtypes"]),
-        record.get("diagnosis", True),
+        record.get("diagnosis") != "off",
         SearchBudget(candidates=told + spare),
     )

@@ -83,11 +83,12 @@ def _facts(seen: SearchProgress) -> Iterator[str]:
 
 
 def calls_told(calls: Totals) -> Iterator[str]:
-    """Calls of language models in a line or two: replies by what became of them, tokens, and dollars where known."""
+    """Calls of language models in a line or two: replies by what became of them, tokens, and dollars where priced."""
     replies = ", ".join(f"{count} {name}" for name, count in calls.outcomes.items())
     yield f"{calls.calls} calls, {calls.failed} without a reply; replies: {replies or 'none'}"
-    money = "cost unknown" if calls.money is None else f"${calls.money:.4f}"
-    if calls.money is not None and calls.unknown:
+    known = calls.priced and calls.money is not None
+    money = f"${calls.money:.4f}" if known else "cost unknown"
+    if known and calls.unknown:
         money += f" and the unknown cost of {calls.unknown} calls"
     yield f"{calls.tokens_in:,} tokens of prompts, {calls.tokens_out:,} of replies, {money}"
 

@@ -23,9 +23,9 @@ from cachecraft import cli, discovery
 from cachecraft.cli import app
 from cachecraft.errors import CacheCraftError
 from cachecraft.evaluation.selections import Subject
-from cachecraft.evaluation.store import open_run
+from cachecraft.evaluation.store import open_run, read_run
 from cachecraft.evolution import arena, loop
-from cachecraft.evolution.llm.calls import Calls
+from cachecraft.evolution.llm.calls import Calls, Most, Place, Reply
 from cachecraft.evolution.llm.settings import LlmSettings, Price
 from cachecraft.evolution.loop import SearchProgress, search
 from cachecraft.evolution.proposers.assembly import Proposing, proposing
@@ -86,6 +86,8 @@ def found(subject: Subject, folder: Path, how: Proposing, budget: SearchBudget) 
         search([subject], SETTINGS, budget, folder, make=make, calls=calls, progress=seen.append) as population,
     ):
         assert seen[-1].calls is not None and seen[-1].calls.calls > 0
+        heard = [each.calls.calls for each in seen if each.phase == "asking" and each.calls is not None]
+        assert set(heard) == set(range(seen[-1].calls.calls + 1))  # the display goes on with each call
         return [(each.source, each.state, each.fitness, each.proposal.cost) for each in population.told()]
 
 
@@ -116,9 +118,12 @@ class Caught(CacheCraftError):
     """What the command asked for, instead of doing it."""
 
 
-def test_what_a_replay_leaves_out_is_as_it_was_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("off", ["off", False])  # as it is written, and as it was before
+def test_what_a_replay_leaves_out_is_as_it_was_in_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: object
+) -> None:
     how = Proposing("mix", LlmSettings("http://127.0.0.1:9/v1", ("m",), reply_tokens=77))
-    record = SETTINGS.record() | {"models": ["tiny"], "dtypes": ["float32"], "diagnosis": False} | how.record()
+    record = SETTINGS.record() | {"models": ["tiny"], "dtypes": ["float32"], "diagnosis": off} | how.record()
     open_run(tmp_path, record, ()).close()
     with seeded(tmp_path):
         pass
@@ -131,11 +136,55 @@ def test_what_a_replay_leaves_out_is_as_it_was_in_the_run(tmp_path: Path, monkey
     monkeypatch.setattr(discovery, "discover", instead)
     monkeypatch.setattr(cli, "_load", lambda *given: given[:2])
     command = ["discover", "--replay", str(tmp_path), "--run", str(tmp_path / "again"), "--items", "2"]
+    command += ["--without", "knorm"]
     assert CliRunner().invoke(app, command).exit_code == 2
-    assert asked["settings"] == replace(SETTINGS, items=2)
+    assert asked["settings"] == replace(SETTINGS, items=2, without=("knorm",))
     assert asked["models"] == ([("tiny", "float32")],)
     assert (asked["budget"], asked["diagnosis"]) == (SearchBudget(candidates=1), False)
     assert asked["proposing_by"] == replace(how, replay=tmp_path)
+
+
+def test_a_run_is_not_replayed_into_itself(tmp_path: Path) -> None:
+    how = Proposing("mix", LlmSettings("http://127.0.0.1:9/v1", ("m",)), replay=tmp_path)
+    with pytest.raises(CacheCraftError, match="cannot be replayed into itself"):
+        discovery.discover([], settings=SETTINGS, budget=SearchBudget(candidates=1), run=tmp_path, proposing_by=how)
+    command = ["discover", "--replay", str(tmp_path), "--run", str(tmp_path / ".." / tmp_path.name)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2 and "cannot be replayed into itself" in " ".join(result.output.split())
+
+
+def test_models_may_be_named_anew_until_one_has_replied_and_diagnosis_is_part_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*given: Any, **others: Any) -> None:
+        raise Caught("Caught.")
+
+    monkeypatch.setattr(discovery, "search", stop)
+
+    def begun(model: str, diagnosis: bool = True) -> str:
+        how = Proposing("llm", LlmSettings("http://127.0.0.1:9/v1", (model,)))
+        with pytest.raises(CacheCraftError) as caught:
+            discovery.discover(
+                [],
+                settings=SETTINGS,
+                budget=SearchBudget(candidates=9),
+                run=tmp_path,
+                proposing_by=how,
+                diagnosis=diagnosis,
+            )
+        return str(caught.value)
+
+    assert begun("wrong") == "Caught."
+    calls = Calls(tmp_path)
+    number = calls.begin(Place(1, 0), "wrong", (), Most(1, None))
+    calls.failed(number, "no such model", billed=False, seconds=0.0)
+    assert begun("m") == "Caught."
+    assert read_run(tmp_path).settings["llm_models"] == ["m"]
+    assert "with diagnosis" in begun("m", diagnosis=False)
+    calls.answered(number, Reply("x"), None, 0.0)
+    calls.close()
+    assert begun("m") == "Caught."
+    assert "llm_models ['m'], not ['other']" in begun("other")
 
 
 def test_the_key_is_not_handed_to_candidates() -> None:
@@ -146,6 +195,11 @@ def test_the_key_is_not_handed_to_candidates() -> None:
 def test_an_unknown_cost_is_shown_as_unknown(tmp_path: Path) -> None:
     calls = Calls(tmp_path)
     assert "cost unknown" in " ".join(calls_told(calls.totals()))
+    failed, answered = (calls.begin(Place(1, slot), "m", (), Most(9, None)) for slot in (0, 1))
+    calls.failed(failed, "no connection", billed=False, seconds=0.0)
+    calls.answered(answered, Reply("x", tokens_in=1, tokens_out=1), None, 0.0)
+    told = " ".join(calls_told(calls.totals()))  # what is free is no cost where there are no prices
+    assert "cost unknown" in told and "$" not in told
     calls.close()
 
 
@@ -161,6 +215,7 @@ LLM = ["--proposer", "llm", "--llm-base-url", "http://127.0.0.1:9/v1", "--llm-mo
         (["--budget", "$5"], "needs a language model"),
         ([*LLM, "--budget", "$5"], "needs prices"),
         ([*LLM, "--llm-price", "cheap"], "is no price"),
+        ([*LLM, "--llm-price", "0,0", "--budget", "$5"], "never reached at prices of 0"),
         ([*LLM, "--llm-base-url", "somewhere"], "is no address"),
         ([*LLM, "--prompts", "nowhere"], "no folder nowhere"),
         ([*LLM, "--replay", "nowhere"], "not a run folder"),

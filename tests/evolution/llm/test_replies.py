@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachecraft.evolution.llm.replies import Fault, ReplyError, read_reply
+from cachecraft.evolution.llm.faults import Fault, ReplyError
+from cachecraft.evolution.llm.replies import read_reply
 
 PARENT = '''"""Norms."""
 
@@ -90,6 +91,12 @@ def test_a_new_function_is_added_and_names_that_can_only_mean_one_thing_are_impo
     text += "and\n" + fenced("def score_tokens(f):\n    return _gate(f.keys.norm(dim=-1))", "py")
     source = read_reply(text, PARENT).source
     assert "def _gate" in source and "import torch\n" in source
+
+
+def test_an_import_brings_only_names_that_are_not_bound_yet() -> None:
+    text = fenced("from torch import Tensor, zeros_like\n\ndef score_tokens(f):\n    return zeros_like(f.keys[..., 0])")
+    source = read_reply(text, PARENT).source
+    assert "from torch import Tensor\n" in source and "from torch import zeros_like\n" in source
 
 
 def test_a_function_without_a_fence_is_read_too() -> None:

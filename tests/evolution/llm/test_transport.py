@@ -15,11 +15,12 @@ pytest.importorskip("openai")
 from tests.evolution.llm.standin import Act, StandIn, standing_in
 
 from cachecraft.errors import RunError
-from cachecraft.evolution.llm import transport
+from cachecraft.evolution.llm import breaker, transport
+from cachecraft.evolution.llm.breaker import NoAnswerError
 from cachecraft.evolution.llm.calls import Calls, Place, open_recorded
 from cachecraft.evolution.llm.endpoint import OpenAiEndpoint, Request, TransientError, messages_of, most_tokens
 from cachecraft.evolution.llm.settings import EndpointError, LlmSettings, Price, key_from_environment, parse_price
-from cachecraft.evolution.llm.transport import LimitReachedError, NoAnswerError, Transport
+from cachecraft.evolution.llm.transport import LimitReachedError, Transport
 
 KEY = "sk-very-secret-0123456789"
 MESSAGES = messages_of(("system", "You write."), ("user", "Write."))
@@ -157,13 +158,13 @@ def test_an_endpoint_that_stays_away_pauses_the_run_and_then_stops_it(calls: Cal
         url = server.url
     found, moment = asker(StandIn([]), calls, base_url=url, deadline=2.0)
     found._endpoint = OpenAiEndpoint(url, KEY)  # nobody listens there any more
-    failures = transport.FAILURES + transport.PAUSES
+    failures = breaker.FAILURES + breaker.PAUSES
     for slot in range(failures):
         with pytest.raises(NoAnswerError):
             ask(found, slot)
     with pytest.raises(EndpointError, match="the run so far is kept"):
         ask(found, failures)
-    assert moment.slept.count(transport.PAUSE) == transport.PAUSES
+    assert sum(each > breaker.PAUSE - 5 for each in moment.slept) == breaker.PAUSES
     assert calls.spent().tokens == 0  # what was never sent is not billed
 
 
@@ -173,6 +174,7 @@ def test_an_endpoint_that_stays_away_pauses_the_run_and_then_stops_it(calls: Cal
         (Act(status=401, text=f"Incorrect key {KEY}"), "key is not accepted"),
         (Act(status=404, text="no such model"), "there is no model 'm'"),
         (Act(status=400, text="context length exceeded"), "context length exceeded"),
+        (Act(status=400, text="two\n  lines"), "two lines"),
         (Act(status=429, body='{"error": {"message": "x", "code": "insufficient_quota"}}'), "no credit left"),
     ],
 )
@@ -219,6 +221,26 @@ def test_usage_that_is_not_told_is_unknown_and_counts_at_its_most(calls: Calls) 
         assert found.ask(Place(1, 0), "m", MESSAGES, 7, found.deadline()).money is None
     assert calls.totals().unknown == 1
     assert calls.spent().tokens == most_tokens(MESSAGES, 50)
+
+
+@pytest.mark.parametrize(("status", "unknown"), [(429, 0), (500, 1), (504, 1)])
+def test_what_a_gateway_gives_up_on_may_be_billed(calls: Calls, status: int, unknown: int) -> None:
+    with standing_in([Act(status=status), GOOD]) as server:
+        found, _ = asker(server, calls, prices=(Price(1.0, 1.0),))
+        ask(found)
+    assert calls.totals().unknown == unknown
+
+
+def test_a_connection_that_never_came_about_is_not_billed() -> None:
+    import openai
+
+    endpoint = OpenAiEndpoint("http://127.0.0.1:9/v1", KEY)
+    request = Request("m", MESSAGES, 50, 0.8, 7)
+    for name, billed in (("ConnectTimeout", False), ("ReadTimeout", True)):
+        error = openai.APITimeoutError(None)  # type: ignore[arg-type]
+        error.__cause__ = type(name, (Exception,), {})("x")
+        explained = endpoint._explained(error, request)
+        assert isinstance(explained, TransientError) and explained.billed is billed
 
 
 def test_the_key_is_in_the_header_and_in_no_file(calls: Calls, tmp_path: Path) -> None:
@@ -274,6 +296,7 @@ def test_a_folder_without_recorded_replies_cannot_be_replayed(tmp_path: Path) ->
         {"models": ("a", "a")},
         {"models": ("a", "b"), "prices": (Price(1, 1),)},
         {"most_money": 5.0},
+        {"most_money": 5.0, "prices": (Price(0, 0),)},
         {"most_tokens": 0},
         {"temperature": float("nan")},
         {"deadline": 0.0},

@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from cachecraft.errors import RunError
+from cachecraft.evolution.llm.recorded import Refused, read_refused
 
 Message = Mapping[str, str]
 
@@ -97,6 +98,7 @@ class Totals:
         money: Dollars, as far as they are known; None where no call has a known cost.
         unknown: Calls of which the cost is not known.
         outcomes: Replies by what became of them: ``"used"`` or the fault's name.
+        priced: Whether any call had a price.
     """
 
     calls: int
@@ -106,11 +108,12 @@ class Totals:
     money: float | None
     unknown: int
     outcomes: Mapping[str, int]
+    priced: bool
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What one place of a batch asked of a model: tokens and dollars, as far as they are known."""
+    """What one place of a batch asked of a model, in vain or not: tokens and dollars, as far as they are known."""
 
     generation: int
     slot: int
@@ -126,7 +129,12 @@ def prompt_id(messages: Sequence[Message]) -> str:
 
 
 class Calls:
-    """The calls of one run."""
+    """The calls of one run.
+
+    Attributes:
+        folder: The run's folder.
+        heard: Called when a call is over, for displays.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Open the run's database.
@@ -135,6 +143,7 @@ class Calls:
             RunError: It cannot be written.
         """
         self.folder = folder
+        self.heard: Callable[[], None] = lambda: None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(folder / "run.sqlite", timeout=30)
@@ -160,6 +169,7 @@ class Calls:
             "tokens_out = ?, money = ?, seconds = ? WHERE number = ?",
             (reply.text, reply.finish, reply.refused, reply.tokens_in, reply.tokens_out, money, seconds, number),
         )
+        self.heard()
 
     def failed(self, number: int, error: str, *, billed: bool, seconds: float) -> None:
         """Note that a call brought no reply; one that may be billed all the same counts at its most."""
@@ -168,10 +178,11 @@ class Calls:
             f"UPDATE llm_calls SET state = 'failed', error = ?, seconds = ?{free} WHERE number = ?",
             (error, seconds, number),
         )
+        self.heard()
 
-    def judged(self, number: int, outcome: str) -> None:
-        """Note what became of a reply: ``"used"`` or a fault's name."""
-        self._write("UPDATE llm_calls SET outcome = ? WHERE number = ?", (outcome, number))
+    def judged(self, number: int, outcome: str, said: str = "") -> None:
+        """Note what became of a reply: ``"used"``, or a fault's name and what was said of it."""
+        self._write("UPDATE llm_calls SET outcome = ?, error = ? WHERE number = ?", (outcome, said, number))
 
     def find(self, place: Place, model: str, prompt: str | None) -> Recorded | None:
         """The reply that was recorded at a place of the run.
@@ -189,6 +200,19 @@ class Calls:
             (place.generation, place.slot, place.round, place.turn, model, prompt, prompt),
         ).fetchone()
         return None if row is None else Recorded(row[0], Reply(row[1], row[2], bool(row[3]), row[4], row[5]), row[6])
+
+    def failure(self, place: Place, model: str) -> str | None:
+        """Why a place of the run has no reply of a model; None where nothing failed there."""
+        row = self._connection.execute(
+            "SELECT error FROM llm_calls WHERE generation = ? AND slot = ? AND round = ? AND turn = ? AND model = ? "
+            "AND state = 'failed' ORDER BY number DESC LIMIT 1",
+            (place.generation, place.slot, place.round, place.turn, model),
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    def refused(self, before: int) -> list[Refused]:
+        """Replies of the generations before that became no candidates."""
+        return read_refused(self._connection, before)
 
     def answered_calls(self) -> list[Answered]:
         """Every call that was answered, in order."""
@@ -222,23 +246,24 @@ class Calls:
 
     def totals(self) -> Totals:
         """What all calls came to."""
-        calls, failed, tokens_in, tokens_out, money, unknown = self._connection.execute(
+        calls, failed, tokens_in, tokens_out, money, unknown, priced = self._connection.execute(
             "SELECT COUNT(*), TOTAL(state != 'answered'), TOTAL(tokens_in), TOTAL(tokens_out), SUM(money), "
-            "TOTAL(money IS NULL) FROM llm_calls"
+            "TOTAL(money IS NULL), TOTAL((state = 'answered' AND money IS NOT NULL) "
+            "OR (most_money IS NOT NULL AND most_tokens > 0)) FROM llm_calls"
         ).fetchone()
         outcomes = self._connection.execute(
             "SELECT outcome, COUNT(*) FROM llm_calls WHERE outcome != '' GROUP BY outcome "
             "ORDER BY COUNT(*) DESC, outcome"
         ).fetchall()
         counts = (calls, int(failed), int(tokens_in), int(tokens_out), money, int(unknown))
-        return Totals(*counts, MappingProxyType(dict(outcomes)))
+        return Totals(*counts, MappingProxyType(dict(outcomes)), priced > 0)
 
     def asked(self) -> list[Asked]:
         """What every place of every batch asked of each model, in order."""
         rows = self._connection.execute(
             "SELECT generation, slot, model, TOTAL(tokens_in), TOTAL(tokens_out), "
-            "CASE WHEN COUNT(money) = COUNT(*) THEN SUM(money) END FROM llm_calls WHERE state = 'answered' "
-            "GROUP BY generation, slot, model ORDER BY generation, slot, model"
+            "CASE WHEN TOTAL(money IS NULL AND state = 'answered') = 0 THEN TOTAL(money) END FROM llm_calls "
+            "WHERE state != 'sent' GROUP BY generation, slot, model ORDER BY generation, slot, model"
         )
         return [
             Asked(generation, slot, model, int(tokens_in), int(tokens_out), money)

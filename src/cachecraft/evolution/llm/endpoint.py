@@ -8,6 +8,7 @@ into the request's header and nowhere else; it is struck out of whatever a serve
 from __future__ import annotations
 
 import json
+import math
 import queue
 import threading
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ValidationError
 
 from cachecraft.evolution.llm.calls import Message, Reply
-from cachecraft.evolution.llm.settings import EndpointError
+from cachecraft.evolution.llm.settings import ELSEWHERE, EndpointError, RefusedCallError
 
 LONGEST = 4 << 20  # characters of an answer that are read
 SECRET = 12  # characters; a shorter key, as "none" for a server that needs none, is a word and not struck out
@@ -70,6 +71,7 @@ class Endpoint(Protocol):
         Raises:
             TransientError: It may work another time.
             UnsupportedError: It may work without an option.
+            RefusedCallError: The endpoint does not take this call.
             EndpointError: It will not work.
         """
         ...
@@ -165,7 +167,7 @@ class OpenAiEndpoint:
             raise TransientError("an answer without a choice", billed=True)
         first, usage = found.choices[0], found.usage or _Usage()
         return Reply(
-            text=None if first.message.content is None else self.clean(first.message.content, 1 << 30),
+            text=None if first.message.content is None else self._keyless(first.message.content),
             finish=first.finish_reason or "stop",
             refused=bool(first.message.refusal),
             tokens_in=_count(usage.prompt_tokens),
@@ -175,7 +177,7 @@ class OpenAiEndpoint:
     def _explained(self, error: BaseException, request: Request) -> Exception:
         openai = self._openai
         if isinstance(error, openai.APITimeoutError):
-            return TransientError("no answer in time", billed=True)
+            return TransientError("no answer in time", billed=not _never_sent(error.__cause__ or error))
         if isinstance(error, openai.APIConnectionError):
             cause = error.__cause__ or error
             # Refused before anything was sent, or dropped when the model may have been at work.
@@ -194,24 +196,31 @@ class OpenAiEndpoint:
         if code == 404:
             return EndpointError(
                 f"{where}: there is no model {request.model!r}, or the address is not one of an OpenAI-compatible "
-                f"endpoint ({said}); mend --llm-model or --llm-base-url."
+                f"endpoint ({said}); mend --llm-base-url, or name another --llm-model, {ELSEWHERE}."
             )
         if code == 402 or "insufficient_quota" in str(error.body):
             return EndpointError(f"{where}: the account has no credit left ({said}); the run so far is kept.")
         if code in (408, 409, 425, 429) or code >= 500:
-            return TransientError(f"status {code} ({said})", wait=_wait(error.response.headers))
-        if code in (400, 422):
+            # A gateway that gives up waiting does not stop the model, so that a 5xx may be billed.
+            return TransientError(f"status {code} ({said})", wait=_wait(error.response.headers), billed=code >= 500)
+        if code in (400, 413, 422):
             for option in ("max_tokens", "temperature", "seed"):
                 known = self._without.setdefault(request.model, set())
                 if option in said and option not in known and "context" not in said.lower():
                     known.add(option)
                     return UnsupportedError(option, f"{where}: it does not take {option}")
-        return EndpointError(f"{where} ({said}); change what is asked of it, and run the same command again.")
+            return RefusedCallError(
+                f"{where} ({said}); give other --llm-prompt-characters, --llm-reply-tokens or --llm-temperature, "
+                f"{ELSEWHERE}."
+            )
+        return EndpointError(f"{where} ({said}); mend --llm-base-url, and run the same command again.")
 
     def clean(self, said: object, length: int = 300) -> str:
-        """What somebody else said, without the key, and not longer than it is worth."""
-        text = str(said) if len(self._key) < SECRET else str(said).replace(self._key, "[key]")
-        return text[:length]
+        """What somebody else said, on one line, without the key, and not longer than it is worth."""
+        return " ".join(self._keyless(str(said)).split())[:length]
+
+    def _keyless(self, text: str) -> str:
+        return text if len(self._key) < SECRET else text.replace(self._key, "[key]")
 
 
 def _count(tokens: int | None) -> int | None:
@@ -227,7 +236,8 @@ def _wait(headers: Any) -> float | None:
     """Seconds that a server asks to wait: ``Retry-After`` as a number or a date."""
     text = str(headers.get("retry-after", "")).strip()
     try:
-        return max(0.0, float(text))
+        seconds = float(text)
+        return max(0.0, seconds) if math.isfinite(seconds) else None
     except ValueError:
         pass
     try:

@@ -10,9 +10,8 @@ import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-from cachecraft.errors import CacheCraftError
+from cachecraft.evolution.llm.faults import Fault, ReplyError
 from cachecraft.evolution.proposers.vocabulary import IMPORTS
 
 LONGEST = 200_000  # characters of a reply that are looked at all
@@ -22,54 +21,6 @@ _MIDDLE = re.compile(r"={5,9}")
 _REPLACE = re.compile(r">{5,9} ?REPLACE")
 _FENCE = re.compile(r"(`{3,}|~{3,})\s*([\w+-]*)[^`]*")
 _REFUSALS = re.compile(r"\b(I('m| am) sorry|I (cannot|can't|can not|won't|am unable)|as an AI\b)", re.IGNORECASE)
-
-
-class Fault(StrEnum):
-    """Why a reply, or the program that it makes, is not used.
-
-    Attributes:
-        EMPTY: No text.
-        REFUSAL: The model or its provider declined.
-        CUT_OFF: It ends before it is complete.
-        NO_EDIT: Text without an edit.
-        MALFORMED: Markers out of order, or an edit that is none.
-        NO_MATCH: A SEARCH part that the program does not hold.
-        DOUBLE_MATCH: A SEARCH part that the program holds more than once.
-        AMBIGUOUS: Several fences define one function differently.
-        SYNTAX: What comes out is not valid Python.
-        OUTSIDE: It edits what may not be edited.
-        NOT_ALLOWED: The static checker refuses what comes out.
-        UNCHANGED: What comes out is the parent.
-        KNOWN: What comes out was tried before.
-    """
-
-    EMPTY = "empty"
-    REFUSAL = "refusal"
-    CUT_OFF = "cut off"
-    NO_EDIT = "no edit"
-    MALFORMED = "malformed edit"
-    NO_MATCH = "unmatched SEARCH"
-    DOUBLE_MATCH = "doubly matching SEARCH"
-    AMBIGUOUS = "ambiguous"
-    SYNTAX = "invalid Python"
-    OUTSIDE = "edit outside the editable part"
-    NOT_ALLOWED = "not allowed"
-    UNCHANGED = "unchanged"
-    KNOWN = "known program"
-
-
-class ReplyError(CacheCraftError):
-    """A reply that is not used; its sentence is written for the model to mend it."""
-
-    def __init__(self, fault: Fault, sentence: str) -> None:
-        """Keep the kind beside the sentence."""
-        super().__init__(sentence)
-        self.fault = fault
-
-    @property
-    def mendable(self) -> bool:
-        """Whether asking once more with the sentence has a point."""
-        return self.fault not in (Fault.EMPTY, Fault.REFUSAL)
 
 
 @dataclass(frozen=True)
@@ -223,12 +174,12 @@ def _parsed(text: str, what: str) -> ast.Module:
 def _replaced(parent: str, codes: Sequence[str]) -> str:
     """The parent with the definitions of the reply in place of its own of the same names, and the new ones added."""
     given: dict[str, str] = {}
-    imports: dict[str, str] = {}
+    imports: dict[str, ast.Import | ast.ImportFrom] = {}
     for code in codes:
         for node in _parsed(code, "A fence of the reply").body:
             text = _segment(code, node)
             if isinstance(node, ast.Import | ast.ImportFrom):
-                imports[ast.unparse(node)] = ast.unparse(node)
+                imports[ast.unparse(node)] = node
             elif name := _name(node):
                 if given.setdefault(name, text) != text:
                     raise ReplyError(Fault.AMBIGUOUS, f"The reply defines {name} more than once; define it once.")
@@ -245,24 +196,23 @@ def _replaced(parent: str, codes: Sequence[str]) -> str:
             lines[node.lineno - 1 : node.end_lineno] = new.split("\n")
     added = [text for name, text in given.items() if name not in old]
     source = "\n".join(lines).rstrip("\n") + "\n" + "".join(f"\n\n{text}\n" for text in added)
-    return _with_imports(source, list(imports))
+    return _with_imports(source, list(imports.values()))
 
 
-def _with_imports(source: str, wanted: Sequence[str]) -> str:
+def _with_imports(source: str, wanted: Sequence[ast.Import | ast.ImportFrom]) -> str:
     """The program with the imports that the reply brings or that its names can only mean, at their place."""
     tree = _parsed(source, "The program with the edit")
-    has = {ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)}
     bound = {name for node in tree.body for name in _bound(node)}
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    missing = [line for line in wanted if line not in has and not bound.issuperset(_bound(ast.parse(line).body[0]))]
-    bound |= {name for line in missing for name in _bound(ast.parse(line).body[0])}
+    missing = [line for node in wanted if (line := _unbound(node, bound))]
+    bound |= {name for node in wanted for name in _bound(node)}
     missing += [line for name, line in IMPORTS.items() if name in used and name not in bound]
     if not missing:
         return source
     heads = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom) or _is_docstring(tree, n)]
     place = max((node.end_lineno or 0 for node in heads), default=0)
     lines = source.split("\n")
-    only_docstring = bool(heads) and not has
+    only_docstring = bool(heads) and not any(isinstance(node, ast.Import | ast.ImportFrom) for node in heads)
     return "\n".join([*lines[:place], *([""] if only_docstring else []), *missing, *lines[place:]])
 
 
@@ -271,9 +221,21 @@ def _is_docstring(tree: ast.Module, node: ast.stmt) -> bool:
 
 
 def _bound(node: ast.stmt) -> set[str]:
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-    return {_name(node)} - {""}
+    return {_binds(each) for each in node.names} if isinstance(node, ast.Import | ast.ImportFrom) else {_name(node)}
+
+
+def _binds(alias: ast.alias) -> str:
+    return alias.asname or alias.name.partition(".")[0]
+
+
+def _unbound(node: ast.Import | ast.ImportFrom, bound: set[str]) -> str:
+    """An import of only those names that are not bound yet; "" where all are."""
+    names = [each for each in node.names if _binds(each) not in bound]
+    if not names:
+        return ""
+    return ast.unparse(
+        ast.ImportFrom(node.module, names, node.level) if isinstance(node, ast.ImportFrom) else ast.Import(names)
+    )
 
 
 def _name(node: ast.stmt) -> str:

@@ -13,8 +13,16 @@ from cachecraft.errors import CacheCraftError
 KEY_VARIABLES = ("CACHECRAFT_LLM_KEY", "OPENAI_API_KEY")
 
 
+# When settings that decide what models answer cannot be changed any more, and where they still can.
+ELSEWHERE = "in another run folder with --run if this one holds replies"
+
+
 class EndpointError(CacheCraftError):
     """The endpoint cannot be used as asked; what the run has so far is kept."""
+
+
+class RefusedCallError(EndpointError):
+    """The endpoint works, and does not take this one call, as one that is longer than the model's context."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,8 @@ class LlmSettings:
             )
         if self.most_money is not None and not self.prices:
             raise EndpointError("A limit of money needs prices to measure it; give --llm-price for each --llm-model.")
+        if self.most_money is not None and not any(each.prompt or each.reply for each in self.prices):
+            raise EndpointError("A limit of money is never reached at prices of 0; give --budget candidates or a time.")
         positive: dict[str, float] = {"reply tokens": self.reply_tokens, "prompt characters": self.prompt_characters}
         positive |= {"seconds for a proposal": self.deadline}
         positive |= {"dollars": self.most_money} if self.most_money is not None else {}

@@ -1,33 +1,26 @@
 """What stands between a proposer and an endpoint: the one place that retries, waits, counts and limits.
 
-For a proposal there is one deadline, whatever is tried in it. When proposals fail one after the other a breaker opens:
-nothing is sent for a while, then one call is tried, and after some such pauses the run stops where it is, to be gone on
-with later. A call that could pass a limit is not sent.
+For a proposal there is one deadline, whatever is tried in it. Models that do not answer are the breaker's business
+(breaker.py). A call that could pass a limit is not sent.
 """
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cachecraft.evolution.llm.breaker import Breaker, NoAnswerError
 from cachecraft.evolution.llm.calls import Calls, Message, Most, Place, Recorded, Totals, prompt_id
 from cachecraft.evolution.llm.endpoint import Endpoint, Request, TransientError, UnsupportedError, most_tokens
-from cachecraft.evolution.llm.settings import EndpointError, LlmSettings
+from cachecraft.evolution.llm.settings import EndpointError, LlmSettings, RefusedCallError
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds between tries of one call
-FAILURES = 3  # proposals in a row without an answer that open the breaker
-PAUSE, PAUSES = 60.0, 10  # seconds of a pause, and pauses after which the run stops
 
 
 class LimitReachedError(Exception):
     """The next call could pass the run's limit of tokens or money; nothing was sent."""
-
-
-class NoAnswerError(Exception):
-    """The endpoint gave no answer before the deadline, or the replayed run has none here."""
 
 
 @dataclass
@@ -44,7 +37,13 @@ class Deadline:
 
 
 class Transport:
-    """Asks models for replies, or finds the recorded ones."""
+    """Asks models for replies, or finds the recorded ones.
+
+    Attributes:
+        settings: Limits and models.
+        calls: Where calls are recorded.
+        limited: Whether a call was not sent because it could pass a limit.
+    """
 
     def __init__(
         self,
@@ -70,8 +69,9 @@ class Transport:
         """
         self.settings, self.calls = settings, calls
         self._endpoint, self._replay = endpoint, replay
-        self._sleep, self._clock, self._say = sleep, clock, say
-        self._failures = self._pauses = 0
+        self._sleep, self._clock = sleep, clock
+        self._breaker = Breaker(settings.base_url, clock, sleep, say)
+        self.limited = False
         self._chance = random.Random()  # only spreads waits in time; nothing that is proposed depends on it
 
     @property
@@ -99,8 +99,9 @@ class Transport:
             deadline: The proposal's.
 
         Raises:
-            NoAnswerError: There is none before the deadline, or the replayed run has none.
+            NoAnswerError: There is none before the deadline, the model is silent, or the replayed run has none.
             LimitReachedError: The call could pass a limit.
+            RefusedCallError: The endpoint does not take this call.
             EndpointError: The endpoint cannot be used, or has been down for too long.
         """
         known = self.calls.find(place, model, None if self._replay else prompt_id(messages))
@@ -110,19 +111,16 @@ class Transport:
             return self._replayed(self._replay, place, model, messages)
         if self._endpoint is None:
             raise NoAnswerError("there is no endpoint")
-        self._wait_if_open(deadline)
+        before = self._clock()
+        trial = self._breaker.enter(model)
+        deadline.end += self._clock() - before  # a pause is no part of the proposal's time
         request = Request(model, tuple(messages), self.settings.reply_tokens, self.settings.temperature, seed)
-        try:
-            found = self._tried(self._endpoint, place, request, deadline)
-        except NoAnswerError:
-            self._failures += 1
-            raise
-        self._failures = self._pauses = 0
-        return found
+        return self._tried(self._endpoint, place, request, deadline, trial)
 
-    def _tried(self, endpoint: Endpoint, place: Place, request: Request, deadline: Deadline) -> Recorded:
-        """Send a call until it is answered or the deadline is near."""
+    def _tried(self, endpoint: Endpoint, place: Place, request: Request, deadline: Deadline, trial: bool) -> Recorded:
+        """Send a call until it is answered or the deadline is near; on trial, once."""
         wait, said = FIRST_WAIT, "no time"
+        asked: float | None = None
         while (left := deadline.left) > 0:
             most = self._allowed(request)
             number = self.calls.begin(place, request.model, request.messages, most)
@@ -137,18 +135,23 @@ class Transport:
                 self.calls.failed(number, said, billed=error.billed, seconds=self._clock() - began)
                 pause = max(error.wait or 0.0, wait * self._chance.uniform(0.5, 1.0))
                 wait = min(2 * wait, LONGEST_WAIT)
-                if pause >= deadline.left:
+                if trial or pause >= deadline.left:
+                    asked = error.wait
                     break
                 self._sleep(pause)
             except EndpointError as error:
                 self.calls.failed(number, str(error), billed=False, seconds=self._clock() - began)
+                if isinstance(error, RefusedCallError):
+                    self._breaker.answered(request.model)
                 raise
             else:
                 price, known = self.settings.price(request.model), (reply.tokens_in, reply.tokens_out)
                 tokens = [each for each in known if each is not None]
                 money = price.of(*tokens) if price is not None and len(tokens) == 2 else None
                 self.calls.answered(number, reply, money, self._clock() - began)
+                self._breaker.answered(request.model)
                 return Recorded(number, reply, money)
+        self._breaker.failed(request.model, asked)
         raise NoAnswerError(said)
 
     def _allowed(self, request: Request) -> Most:
@@ -158,32 +161,23 @@ class Transport:
         money = None if price is None else price.of(tokens - request.reply_tokens, request.reply_tokens)
         spent = self.calls.spent()
         if settings.most_tokens is not None and spent.tokens + tokens > settings.most_tokens:
+            self.limited = True
             raise LimitReachedError(f"{spent.tokens} of {settings.most_tokens} tokens are used")
         if settings.most_money is not None and spent.money is not None:
             assert money is not None
             if spent.money + money > settings.most_money:
+                self.limited = True
                 raise LimitReachedError(f"${spent.money:.4f} of ${settings.most_money:.4f} are spent")
         return Most(tokens, money)
-
-    def _wait_if_open(self, deadline: Deadline) -> None:
-        """The breaker: after failures in a row, wait before the next call and give up after some waits."""
-        if self._failures < FAILURES:
-            return
-        if self._pauses >= PAUSES:
-            minutes = math.ceil(PAUSES * PAUSE / 60)
-            raise EndpointError(
-                f"{self.settings.base_url} gave no answer for more than {minutes} minutes; the run so far is kept, and "
-                "the same command goes on from there."
-            )
-        self._pauses += 1
-        self._say(f"The endpoint does not answer; trying again in {PAUSE:.0f} seconds ({self._pauses} of {PAUSES}).")
-        self._sleep(PAUSE)
-        deadline.end = self._clock() + self.settings.deadline
 
     def _replayed(self, replay: Calls, place: Place, model: str, messages: Sequence[Message]) -> Recorded:
         """The reply of the replayed run at this place, recorded here as if it had been asked for."""
         found = replay.find(place, model, None)
         if found is None:
+            error = replay.failure(place, model)
+            if error is not None and self.calls.failure(place, model) is None:  # who asked in vain counts here too
+                number = self.calls.begin(place, model, messages, Most(0, 0.0))
+                self.calls.failed(number, error, billed=False, seconds=0.0)
             raise NoAnswerError("the replayed run has no reply here")
         number = self.calls.begin(place, model, messages, Most(0, 0.0))
         self.calls.answered(number, found.reply, found.money, 0.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from cachecraft.errors import RunError, UnknownNameError
-from cachecraft.evolution.llm.calls import Calls, Totals, open_recorded
+from cachecraft.evolution.llm.calls import Calls, open_recorded
 from cachecraft.evolution.llm.endpoint import OpenAiEndpoint
 from cachecraft.evolution.llm.settings import EndpointError, LlmSettings, Price, key_from_environment, parse_price
 from cachecraft.evolution.llm.transport import Transport
@@ -136,8 +136,8 @@ _RECORDED = {
 @contextmanager
 def proposing(
     how: Proposing, folder: Path, say: Callable[[str], None] = lambda _: None
-) -> Iterator[tuple[Make, Callable[[], Totals | None]]]:
-    """What makes the proposer for a conduct, and what tells of the calls so far.
+) -> Iterator[tuple[Make, Calls | None]]:
+    """What makes the proposer for a conduct, and the calls of the run where models are asked.
 
     Args:
         how: Where programs come from.
@@ -149,7 +149,7 @@ def proposing(
         RunError: The run to be replayed holds no replies.
     """
     if how.llm is None:
-        yield mutations, lambda: None
+        yield mutations, None
         return
     settings, prompts = how.llm, load_prompts(how.prompts)
     with ExitStack() as stack:
@@ -167,4 +167,4 @@ def proposing(
                 return models[0]
             return MixProposer(models, transport, mutations(conduct) if how.kind == "mix" else None)
 
-        yield make, calls.totals
+        yield make, calls

@@ -11,13 +11,16 @@ from collections.abc import Iterator, Sequence
 
 from cachecraft.evolution.interface import Interface
 from cachecraft.evolution.llm.calls import Message
+from cachecraft.evolution.llm.faults import Fault
+from cachecraft.evolution.llm.recorded import Refused
 from cachecraft.evolution.population import Population
 from cachecraft.evolution.prompts import Prompts
 from cachecraft.evolution.records import Candidate
 from cachecraft.policy.features import Features
 from cachecraft.policy.source import FEATURES, METHODS
 
-FAILURES = 4  # recent failures that are told
+FAILURES = 4  # recent failures that are told, refused replies at most half of them
+_TOLD = (Fault.OUTSIDE, Fault.NOT_ALLOWED, Fault.NUMBERS, Fault.KNOWN)  # what was wrong with a program, not a reply
 _EDITABLE = {
     "constants": "numbers only; everything else stays as it is.",
     "scorer": "`score_tokens` with the helpers that only it uses; every other function stays as it is.",
@@ -74,6 +77,7 @@ def brief(
     characters: int,
     structure: bool = False,
     warnings: Sequence[str] = (),
+    refused: Sequence[Refused] = (),
 ) -> tuple[Message, ...]:
     """The prompt for one proposal.
 
@@ -86,6 +90,7 @@ def brief(
         characters: Characters that everything together may have; other programs and failures are left out first.
         structure: Ask for more than other numbers.
         warnings: Said beside the rules.
+        refused: Replies of closed generations that became no candidates.
     """
     warned = "\n".join(f"- {each}" for each in warnings)
     system = prompts.filled(
@@ -97,7 +102,7 @@ def brief(
     task = draw.choice(TASKS) + (f" {STRUCTURE}" if structure else "")
     better, different = _others(population, parent, draw)
     optional = {
-        "failures": _failures(population),
+        "failures": _failures(population, refused),
         "better": _shown(population, "Better programs", better),
         "different": _shown(population, "Programs that behave differently", different),
     }
@@ -142,18 +147,20 @@ def _shown(population: Population, title: str, candidates: Sequence[Candidate]) 
     return "\n\n".join([f"## {title}", *parts])
 
 
-def _failures(population: Population) -> str:
-    lines = list(_recent_failures(population))
+def _failures(population: Population, refused: Sequence[Refused]) -> str:
+    told = [f"- A program refused as {each.fault}: {each.sentence[:200]}" for each in refused if each.fault in _TOLD]
+    lines = list(dict.fromkeys(reversed(told)))[: FAILURES // 2][::-1]
+    lines = [*_recent_failures(population, FAILURES - len(lines)), *lines]
     return "\n".join(["## What failed lately", "", *lines]) if lines else ""
 
 
-def _recent_failures(population: Population) -> Iterator[str]:
+def _recent_failures(population: Population, most: int) -> Iterator[str]:
     """What others tried lately and why it was rejected or brought nothing."""
     failed = [
         each
         for each in population.told()
         if each.proposal.parents and each.proposal.note and (each.state != "ok" or (each.gain or 0.0) < 0)
     ]
-    for each in failed[-FAILURES:]:
+    for each in failed[-most:]:
         why = each.reason if each.state != "ok" else f"it lost {-(each.gain or 0.0):.4f} against its parent"
         yield f"- {each.proposal.note.rstrip('.')[:120]}: {why[:200]}"

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections import Counter
 from dataclasses import replace
 
 from cachecraft.evolution.gate import check_source
-from cachecraft.evolution.interface import check_edit
+from cachecraft.evolution.interface import check_edit, only_numbers
+from cachecraft.evolution.llm.breaker import NoAnswerError
 from cachecraft.evolution.llm.calls import Place, Reply
-from cachecraft.evolution.llm.replies import Edit, Fault, ReplyError, read_reply
-from cachecraft.evolution.llm.settings import EndpointError
-from cachecraft.evolution.llm.transport import LimitReachedError, NoAnswerError, Transport
+from cachecraft.evolution.llm.faults import Fault, ReplyError
+from cachecraft.evolution.llm.replies import Edit, read_reply
+from cachecraft.evolution.llm.settings import EndpointError, RefusedCallError
+from cachecraft.evolution.llm.transport import LimitReachedError, Transport
 from cachecraft.evolution.population import Population
 from cachecraft.evolution.program import program_id
 from cachecraft.evolution.prompts import Prompts
@@ -42,6 +45,7 @@ class LlmProposer:
         """
         self.model, self.name = model, f"llm {model}"
         self._conduct, self._transport, self._prompts = conduct, transport, prompts
+        self._faults: Counter[str] = Counter()  # of the tries that an error tells of
 
     def ask(self, population: Population, count: int) -> list[Proposal]:
         """Propose the next batch; see the protocol.
@@ -55,6 +59,8 @@ class LlmProposer:
             calls = self._transport.totals.calls
             found: list[Proposal] = []
             known: set[str] = set()
+            if round_ <= recorded:
+                self._faults.clear()
             try:
                 for slot in range(count):
                     proposal = self.propose(population, slot, known, round_)
@@ -68,7 +74,7 @@ class LlmProposer:
                     return []
                 fresh += 1
             round_ += 1
-        faults = ", ".join(f"{count} {name}" for name, count in self._transport.totals.outcomes.items())
+        faults = ", ".join(f"{count} {name}" for name, count in self._faults.most_common())
         if not faults:
             settings = self._transport.settings
             raise EndpointError(
@@ -76,8 +82,8 @@ class LlmProposer:
                 f"in {ROUNDS * count} tries; start it or give it more --llm-seconds, and run the same command again."
             )
         raise EndpointError(
-            f"The model {self.model} gave no usable program in {ROUNDS * count} tries (replies so far: "
-            f"{faults}); name another --llm-model, or run the same command to go on trying."
+            f"The model {self.model} gave no usable program in {ROUNDS * count} tries (replies: {faults}); run the "
+            "same command to go on trying, or begin another run with --run and another --llm-model."
         )
 
     def tell(self, candidate: Candidate) -> None:
@@ -112,6 +118,7 @@ class LlmProposer:
             characters=self._transport.settings.prompt_characters,
             structure=conduct.structure,
             warnings=conduct.warnings,
+            refused=self._transport.calls.refused(population.generation),
         )
         seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") >> 1
         deadline = self._transport.deadline()
@@ -121,11 +128,16 @@ class LlmProposer:
                 answer = self._transport.ask(replace(place, turn=turn), self.model, messages, seed + turn, deadline)
             except NoAnswerError:
                 return None
+            except RefusedCallError:
+                if turn:  # the repair does not fit where the prompt did
+                    return None
+                raise
             costs.append(_cost(answer.reply, answer.money))
             try:
                 edit = self._read(answer.reply, parent, population, known)
             except ReplyError as error:
-                self._transport.calls.judged(answer.call, error.fault.value)
+                self._transport.calls.judged(answer.call, error.fault.value, str(error))
+                self._faults[error.fault.value] += 1
                 if not error.mendable:
                     return None
                 said = {"role": "assistant", "content": answer.reply.text or ""}
@@ -136,7 +148,7 @@ class LlmProposer:
             known.add(program_id(edit.source))
             operator = f"{edit.form}, mended" if turn else edit.form
             note = edit.note or "The model gave no reason"
-            return Proposal(edit.source, (parent.number,), operator, note, self.name, _summed(costs))
+            return Proposal(edit.source, (parent.number,), operator, note, self.name, _summed(costs), slot)
         return None
 
     def _read(self, reply: Reply, parent: Candidate, population: Population, known: set[str]) -> Edit:
@@ -157,6 +169,8 @@ class LlmProposer:
             raise ReplyError(Fault.NOT_ALLOWED, " ".join(sentences))
         if sentences := check_edit(parent.source, edit.source, self._conduct.interface):
             raise ReplyError(Fault.OUTSIDE, " ".join(sentences))
+        if self._conduct.structural and only_numbers(parent.source, edit.source):
+            raise ReplyError(Fault.NUMBERS, "Only numbers were changed, which was tried enough; compute otherwise.")
         if program in known or population.knows(program) is not None:
             raise ReplyError(Fault.KNOWN, "This program was tried before; try something else.")
         return edit

@@ -48,6 +48,8 @@ class MixProposer:
         Raises:
             EndpointError: The endpoint cannot be used; a limit that is reached ends the models' part only.
         """
+        if self._by_money and self._transport.limited:
+            return []
         bandit, costs = self._learnt(population)
         found: list[Proposal] = []
         known: set[str] = set()
@@ -74,15 +76,17 @@ class MixProposer:
         return self._transport.settings.most_money is not None
 
     def _alone(self, population: Population, count: int) -> list[Proposal]:
-        """Where no model gave anything usable: each of them may try the whole batch, the last one's words stand."""
+        """Where no model gave anything usable: each may try the whole batch, and the last one's words stand."""
         last: EndpointError | None = None
         for each in self._models.values():
             try:
-                return each.ask(population, count)
+                if found := each.ask(population, count):
+                    return found
             except EndpointError as error:
                 last = error
-        assert last is not None
-        raise last
+        if last is not None:
+            raise last
+        return []
 
     def tell(self, candidate: Candidate) -> None:
         """The mutations learn which of their operators work; the bandit looks for itself."""

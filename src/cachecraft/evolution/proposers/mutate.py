@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from cachecraft.errors import PolicyLoadError, UnknownNameError
-from cachecraft.evolution.interface import Interface, check_edit
+from cachecraft.evolution.interface import Interface, check_edit, only_numbers
 from cachecraft.evolution.population import Population
 from cachecraft.evolution.program import program_id
 from cachecraft.evolution.proposers import numbers
@@ -49,7 +50,14 @@ class MutateProposer:
 
     name = "mutate"
 
-    def __init__(self, interface: Interface, operators: Sequence[str] | None = None, *, evenly: bool = False) -> None:
+    def __init__(
+        self,
+        interface: Interface,
+        operators: Sequence[str] | None = None,
+        *,
+        evenly: bool = False,
+        structure: bool = False,
+    ) -> None:
         """Prepare the grammar.
 
         Args:
@@ -57,12 +65,13 @@ class MutateProposer:
             operators: Names of the operators to use; None for all that the interface allows. ``("fresh",)`` samples
                 the grammar at random and learns nothing.
             evenly: Draw parents evenly from the elites.
+            structure: Propose nothing that differs from its parent in numbers only, whichever operator made it.
 
         Raises:
             UnknownNameError: The interface allows no such operator.
         """
         self.interface = interface
-        self._evenly = evenly
+        self._evenly, self._structure = evenly, structure
         self._grammar = Grammar(interface)
         allowed = operators_of(interface)
         for name in operators or ():
@@ -91,7 +100,7 @@ class MutateProposer:
             program = program_id(proposal.source)
             if program not in known and population.knows(program) is None:
                 known.add(program)
-                return proposal
+                return replace(proposal, slot=slot)
         return None
 
     def tell(self, candidate: Candidate) -> None:
@@ -161,7 +170,9 @@ class MutateProposer:
             read_source(child, "proposal")
         except PolicyLoadError:
             return False
-        return child != parent and not check_edit(parent, child, self.interface)
+        if child == parent or check_edit(parent, child, self.interface):
+            return False
+        return not (self._structure and only_numbers(parent, child))
 
 
 def start_proposals(start: Sequence[tuple[str, str]]) -> list[Proposal]:
@@ -173,8 +184,9 @@ def start_proposals(start: Sequence[tuple[str, str]]) -> list[Proposal]:
 
 def mutations(conduct: Conduct) -> MutateProposer:
     """The proposer for a conduct: without changes of numbers alone where those are left out and others are left."""
-    names = [name for name in operators_of(conduct.interface) if name != NUMBERS or not conduct.structure]
-    return MutateProposer(conduct.interface, names or None, evenly=conduct.evenly)
+    structure = conduct.structural
+    names = [name for name in operators_of(conduct.interface) if name != NUMBERS or not structure]
+    return MutateProposer(conduct.interface, names, evenly=conduct.evenly, structure=structure)
 
 
 def seed_proposals(

@@ -36,6 +36,11 @@ class Conduct:
     structure: bool = False
     warnings: tuple[str, ...] = ()
 
+    @property
+    def structural(self) -> bool:
+        """Whether changes of numbers alone are left out, others being allowed."""
+        return self.structure and self.interface.level != "constants"
+
     def changed(self, change: Mapping[str, Any]) -> Conduct:
         """With some of it changed: plain types, of ``level``, ``features`` or this class's own names."""
         interface = self.interface.to_dict() | {key: change[key] for key in ("level", "features") if key in change}
@@ -60,7 +65,8 @@ class Proposer(Protocol):
         """Propose the next batch.
 
         Args:
-            population: With no generation open. Slot k of the batch belongs to island k modulo the islands.
+            population: With no generation open. Slot k of the batch belongs to island k modulo the islands; a
+                proposal says its slot where an earlier one may have stayed empty.
             count: How many programs are wanted.
 
         Returns:
