@@ -47,6 +47,8 @@ class BudgetSearch:
         budgets: What it holds.
         policy: The scorer, with the constants found where they were searched along.
         plots: Pictures of the budgets beside uniform and pyramid.
+        seconds: That this call spent on searching.
+        recording_seconds: The part of them in which items were recorded.
     """
 
     folder: Path
@@ -54,6 +56,8 @@ class BudgetSearch:
     budgets: BudgetsFile
     policy: str
     plots: tuple[Path, ...]
+    seconds: float = 0.0
+    recording_seconds: float = 0.0
 
 
 def search_budgets(
@@ -97,7 +101,8 @@ def search_budgets(
     """
     settings = settings or EvolKVSettings()
     made = budget_policy(policy, selector=selector, trust=trust, settings=settings)
-    chosen = load_tasks(tasks, sources=Sources(tuple(map(Path, essays)), tuple(map(str, data))))
+    sources = Sources(tuple(map(Path, essays)), tuple(map(str, data)), skip_long=asked.skip_long)
+    chosen = load_tasks(tasks, sources=sources)
     subject = api.subject_of(load(model) if isinstance(model, str) else model, force=force)
     subject.structure.require_room(asked.length)
     folder = Path(run)
@@ -135,7 +140,8 @@ def search_budgets(
     shutil.rmtree(folder / "traces", ignore_errors=True)
     plots = tuple(folder / f"budgets.{ending}" for ending in ("png", "svg"))
     plot_budgets(found, plots, title=f"{subject.name}, {found.policy}, {found.target} entries a head")
-    return BudgetSearch(folder, path, found, found.policy, plots)
+    spent = 0.0 if latest is None else latest.seconds
+    return BudgetSearch(folder, path, found, found.policy, plots, spent, calibration.recording_seconds)
 
 
 def budget_policy(policy: str, *, selector: str | None, trust: bool, settings: EvolKVSettings) -> Policy:
@@ -211,6 +217,7 @@ class _Setup:
             "regime": asked.regime,
             "fitness": asked.fitness,
             "item_seed": asked.seed,
+            "skip_long": asked.skip_long,
             **self.settings.record(),
             "not_compressed": self.subject.structure.note,
             "versions": versions(),

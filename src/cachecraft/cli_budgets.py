@@ -49,6 +49,9 @@ def budgets(
     completions: Annotated[str, typer.Option(help="Other targets to complete to.")] = "32,64,128,256,512,1024",
     essay: Annotated[list[str] | None, typer.Option(help="Text file for essay haystacks; repeat for more.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="Question file, folder or hub; repeat for more.")] = None,
+    skip_long: Annotated[
+        bool, typer.Option("--skip-long", help="Leave out benchmark items longer than the length.")
+    ] = False,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, … or auto.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
@@ -81,6 +84,7 @@ def budgets(
             regime=regime,  # type: ignore[arg-type]  # refused there
             fitness=fitness,  # type: ignore[arg-type]
             seed=seed,
+            skip_long=skip_long,
         )
         settings = EvolKVSettings(
             group_size=group_size,

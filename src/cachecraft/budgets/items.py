@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -80,7 +81,12 @@ def scaled(budgets: Sequence[int], target: int, keep: int, tokens: int, layers: 
 
 
 class Calibration:
-    """The items of one split, recorded when they are first measured."""
+    """The items of one split, recorded when they are first measured.
+
+    Attributes:
+        items: In the order in which they are measured.
+        recording_seconds: Spent on running the model over contexts that vectors are measured on.
+    """
 
     def __init__(
         self,
@@ -114,6 +120,7 @@ class Calibration:
         for task in tasks:
             require_regime(task, asked.regime)
         self._ranked, self._adaptive_heads = ranked, adaptive_heads
+        self.recording_seconds = 0.0
         self._ranks: dict[tuple[str, str], list[Ranking] | None] = {}
         count = asked.samples if split == "search" else asked.held_out
         self.items = [self._made(task, index, split) for index in range(count) for task in tasks]
@@ -167,7 +174,9 @@ class Calibration:
     def _trace(self, each: CalibrationItem) -> Trace:
         held = self._traces.get(each.item.id)
         if held is None:
+            began = time.perf_counter()
             held = record(self._subject.structure, each.context)
+            self.recording_seconds += time.perf_counter() - began
             self._traces.put(each.item.id, held)
         return held.on(self._subject.structure)
 

@@ -94,6 +94,7 @@ class SearchTask:
         fitness: ``likelihood`` is exp of the mean log-probability of the reference answer's tokens, ``answer`` the
             task's own score of the generated answer; both from 0 to 1.
         seed: Base seed of the items.
+        skip_long: Leave out benchmark items longer than the length, instead of cutting or refusing them.
     """
 
     budget: Budget
@@ -103,6 +104,7 @@ class SearchTask:
     regime: Regime = "agnostic"
     fitness: Fitness = "likelihood"
     seed: int = 0
+    skip_long: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured; BudgetError."""
