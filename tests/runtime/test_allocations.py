@@ -6,8 +6,12 @@ import pytest
 import torch
 
 from cachecraft.errors import BudgetError
+from cachecraft.evaluation.traces import layer_features, record
+from cachecraft.policy.contract import load_policy
+from cachecraft.policy.sequence import decide_sequence
 from cachecraft.runtime.compress import compress
 from cachecraft.runtime.context import load, prefill
+from cachecraft.runtime.structure import ModelStructure
 
 TEXT = "One of the special magic numbers for hidden-key is: 1234567. The grass is green. The sky is blue. " * 2
 KEEP = 20
@@ -57,6 +61,18 @@ def test_rows_of_a_batch_are_divided_as_they_are_alone(tiny_llama, budgets: str,
             assert torch.equal(together[number], alone[0])
             assert torch.equal(kept[:, number], made.last.kept[:, 0])
     assert int(kept[:, 0].sum()) == 4 * (16 + 8) and int(kept[:, 1].sum()) == 4 * (9 + 8)
+
+
+@pytest.mark.parametrize(("policy", "allocation"), [("h2o", "global"), ("criticalkv(h2o)", "adaptive")])
+def test_a_context_keeps_what_an_evaluation_measures(tiny_llama, tiny_tokenizer, policy: str, allocation: str) -> None:
+    structure = ModelStructure.of(tiny_llama)
+    context = prefill(tiny_llama, tiny_tokenizer, TEXT, policy=policy, keep=KEEP, allocation=allocation)
+    trace = record(structure, tiny_tokenizer("<|im_start|>user\n" + TEXT, add_special_tokens=False)["input_ids"])
+    (decided,) = decide_sequence(
+        load_policy(policy, allocation=allocation), lambda: layer_features(structure, tiny_tokenizer, trace), [KEEP]
+    )
+    for decision, dense, layer in zip(decided, trace.layers, context._cache.compressed, strict=True):
+        assert torch.equal(layer.entries()[0], dense.keys[decision.mask])
 
 
 def test_budgets_of_another_model_are_refused_before_reading(tiny_llama, tiny_tokenizer, tmp_path: Path) -> None:
