@@ -181,11 +181,12 @@ def run_allocations(loaded: LoadedModel, report: BenchReport, options: argparse.
             trust=True,
             progress=following(bar, "allocations"),
         )
-    told = notes(found.summary(), found.settings)
     if scoring == "likelihood":
         found = replace(found, results=tuple(map(in_points, found.results)))
-        told[0] = "Score: 100 × exp of the mean log-probability of the reference answer; macro average, 95 % interval."
     summary = found.summary()
+    told = notes(summary, found.settings)
+    if scoring == "likelihood":
+        told[0] = "Score: 100 × exp of the mean log-probability of the reference answer; macro average, 95 % interval."
     report.say(f"\n### Scorers and allocations, {sum(summary.items.values())} test items per cell\n")
     report.say(markdown(summary))
     for note in told:
