@@ -45,6 +45,7 @@ class Sample:
         chat: Whether the model's chat template is used when it has one.
         stop: Strings at which the answer ends.
         alternatives: Whether the answers are aliases of each other.
+        solution: All that the model should write, where the answers are only its end.
     """
 
     place: str
@@ -60,6 +61,7 @@ class Sample:
     chat: bool = True
     stop: tuple[str, ...] = ()
     alternatives: bool = True
+    solution: str = ""
 
     @cached_property
     def group(self) -> str:
@@ -144,7 +146,8 @@ class BenchmarkTask:
         """Hash of all samples."""
         state = hashlib.sha256()
         for sample in self.samples:
-            state.update(json.dumps([sample.context, sample.question, sample.answers, sample.metric]).encode())
+            told = [sample.context, sample.question, sample.answers, sample.metric]
+            state.update(json.dumps([*told, sample.solution] if sample.solution else told).encode())
         return state.hexdigest()
 
     @cached_property
@@ -231,6 +234,7 @@ class BenchmarkTask:
             alternatives=sample.alternatives,
             classes=sample.classes,
             metric=sample.metric,
+            solution=sample.solution,
             group=sample.group,
         )
 
