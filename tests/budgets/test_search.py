@@ -1,6 +1,7 @@
 """A search on a tiny model: resumable to the vector, exact after completion, and usable by every other command."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from cachecraft.budgeting import BudgetSearch, search_budgets
 from cachecraft.budgets.items import Calibration
 from cachecraft.budgets.search import SearchProgress, explicit
 from cachecraft.budgets.settings import EvolKVSettings, SearchTask
-from cachecraft.errors import BudgetError, PolicyLoadError, RunError
+from cachecraft.errors import BudgetError, PolicyLoadError, RunError, TaskError
 from cachecraft.evaluation.cells import Budget
 from cachecraft.models import LoadedModel
 from cachecraft.policy.contract import load_policy
@@ -129,6 +130,33 @@ def test_the_file_is_an_allocation_with_the_same_bytes(
     with pytest.raises(BudgetError, match="for 3 layers, but this model has 2"):
         api.evaluate(loaded, policies=["keydiff"], keeps=[KEEP], run=tmp_path / "no", allocations=[str(wrong)])
     assert not (tmp_path / "no").exists()
+
+
+def own_task(path: Path, words: Sequence[int], max_new_tokens: int = 4) -> str:
+    """A file of tasks of one item for each number of words; a third of them are in each split."""
+    rows = [
+        {
+            "context": f"{number} {'sky grass ' * (count // 2)}",
+            "question": "Which?",
+            "answers": ["sky"],
+            "metric": "qa_f1",
+            "max_new_tokens": max_new_tokens,
+        }
+        for number, count in enumerate(words)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_items_that_are_too_long_can_be_left_out(loaded: LoadedModel, tmp_path: Path) -> None:
+    task = own_task(tmp_path / "own.jsonl", [40] * 9 + [500] * 9)
+    with pytest.raises(TaskError, match="--skip-long"):
+        search(loaded, tmp_path / "b", tasks=[task], asked={"samples": 3})
+    found = search(loaded, tmp_path / "b", tasks=[task], asked={"skip_long": True}, settings={"iterations": 1})
+    assert found.budgets.search["skip_long"] is True and found.budgets.tokens is not None
+    with pytest.raises(TaskError, match=r"at most \d items of each task"):
+        search(loaded, tmp_path / "c", tasks=[task], asked={"skip_long": True, "samples": 9})
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -244,10 +244,10 @@ class BenchmarkTask:
         if not usable.items:
             return TaskError(
                 f"The data for {self.name} holds no item for split {split} that fits {length} tokens{left}; "
-                "ask for a greater length, give more data, or take every item with --split all."
+                "ask for a greater length or give more data; `evaluate` takes every item with --split all."
             )
         return TaskError(
             f"The data for {self.name} holds {usable.items} items for split {split} that fit {length} tokens{left}, so "
-            f"there is no item {index}; ask for at most {usable.items} with --samples, take what there is with "
-            "--limit, or every item with --split all."
+            f"there is no item {index}; ask for at most {usable.items} items of each task, for a greater length, or "
+            "give more data; `evaluate` takes what there is with --limit, or every item with --split all."
         )
