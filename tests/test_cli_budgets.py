@@ -33,7 +33,7 @@ def test_a_search_prints_its_table_and_says_how_to_use_what_it_found(tmp_path: P
         (["--target", "24", "--ratio", "0.5"], "Give one of --target"),
         (["--target", "many"], "'many' is not a number"),
         (["--ratio", "1"], "at least 0 and below 1"),
-        (["--target", "9000"], "not below the shortest context"),
+        (["--target", "9000"], "leaves nothing to evict"),
         (["--target", "24", "--lambda", "much"], "'much' is not a number"),
         (["--target", "24", "--gamma", "nan"], "γ is nan"),
         (["--target", "24", "--samples", "0"], "at least 1"),

@@ -108,12 +108,14 @@ def search_budgets(
     folder = Path(run)
     setup = _Setup(subject, made, chosen, asked, settings, folder)
     calibration = setup.calibration("search")
+    held_out = setup.calibration("validation") if asked.held_out else None
     scorer, search = setup.begin(calibration)
     told_settings = setup.record(calibration)
     store = open_run(folder, told_settings, [name for name in told_settings if name not in GROWING])
-    for split in ("search", "validation") if asked.held_out else ("search",):
+    for split in ("search", "validation") if held_out else ("search",):
         store.log_reading(split, "budgets", datetime.now(UTC).isoformat(timespec="seconds"))
     store.close()
+    shutil.rmtree(folder / "traces", ignore_errors=True)  # of a search that was interrupted, and may be of another kind
     latest: SearchProgress | None = None
 
     def told(seen: SearchProgress) -> None:
@@ -130,8 +132,8 @@ def search_budgets(
 
         rows = setup.rows(search, scorer)
         means = {"search": table(rows, calibration, record, tabled)}
-        if asked.held_out:
-            means["validation"] = table(rows, setup.calibration("validation"), record, tabled)
+        if held_out:
+            means["validation"] = table(rows, held_out, record, tabled)
     found = setup.file(search, scorer, means, completions, told_settings)
     path = folder / FILE_NAME
     partial = folder / f".{FILE_NAME}.{os.getpid()}"  # renamed, so that a kill leaves no half a file
@@ -187,10 +189,11 @@ class _Setup:
     def begin(self, calibration: Calibration) -> tuple[Scorer, EvolKV]:
         """The scorer and the search at its beginning."""
         structure, asked = self.subject.structure, self.asked
-        most = min(len(each.context) for each in calibration.items)
         keeps = [each.keep for each in calibration.items]
         # A context shorter than the target would keep everything; the target itself says what was asked for.
         target = asked.budget.keep if asked.budget.keep is not None else round(sum(keeps) / len(keeps))
+        # Items may differ in length, and under a ratio in their targets, which budgets are in proportion to.
+        most = max(each.whole(target) for each in calibration.items)
         names = searchable(self.policy) if self.settings.with_params else ()
         layers, heads = len(structure.compressed), structure.kv_heads
         own = heads if self.settings.granularity == "head" else 1

@@ -10,7 +10,7 @@ import torch
 
 from cachecraft import api
 from cachecraft.budgeting import BudgetSearch, search_budgets
-from cachecraft.budgets.items import Calibration
+from cachecraft.budgets.items import Calibration, scaled
 from cachecraft.budgets.search import SearchProgress, explicit
 from cachecraft.budgets.settings import EvolKVSettings, SearchTask
 from cachecraft.errors import BudgetError, PolicyLoadError, RunError, TaskError
@@ -104,8 +104,11 @@ def test_an_interrupted_search_goes_on_as_if_nothing_had_happened(
     assert sum(measured) < whole.budgets.evaluated, "what was measured before is not measured again"
     measured.clear()
     assert search(loaded, tmp_path / "b1").budgets == again.budgets and not measured
+    kept = tmp_path / "b1" / "traces" / "search" / "item"
+    kept.mkdir(parents=True)
     with pytest.raises(RunError, match="iterations"):
         search(loaded, tmp_path / "b1", settings={"iterations": 3})
+    assert kept.exists(), "what is refused changes nothing"
 
 
 def test_the_file_is_an_allocation_with_the_same_bytes(
@@ -146,6 +149,25 @@ def own_task(path: Path, words: Sequence[int], max_new_tokens: int = 4) -> str:
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
     return str(path)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_items_may_differ_in_length(loaded: LoadedModel, tmp_path: Path) -> None:
+    task = own_task(tmp_path / "own.jsonl", [10, 150] * 6)
+    half, asked = Budget(ratio=0.5), {"samples": 4, "held_out": 0}
+    found = search(loaded, tmp_path / "b", tasks=[task], asked=asked, budget=half, settings={"iterations": 1}).budgets
+    subject = api.subject_of(loaded)
+    items = Calibration(
+        subject, load_tasks([task]), SearchTask(half, length=360, samples=4), "search", tmp_path / "t"
+    ).items
+    short, *_, long = sorted(items, key=lambda each: len(each.context))
+    assert found.target is not None and len(short.context) < found.target < len(long.context)
+    assert found.tokens is not None and 2 * found.target <= found.tokens <= 2 * found.target + 2
+    for each in items:
+        whole = scaled([found.tokens, 1], found.target, each.keep, len(each.context), 2, 2)
+        assert int(whole[0, 0]) == len(each.context), "a budget may be all of a context, however long"
+    with pytest.raises(BudgetError, match="nothing to evict"):
+        search(loaded, tmp_path / "no", tasks=[task], asked=asked, budget=Budget(ratio=0.0))
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -192,8 +214,11 @@ def test_bad_input_is_refused_before_anything_is_measured(loaded: LoadedModel, t
     mine.write_text("raise SystemExit('was run')\n\ndef score_tokens(f):\n    return f.keys[..., 0]\n")
     with pytest.raises(PolicyLoadError, match="--trust"):
         search(loaded, tmp_path / "no", policy=str(mine))
-    with pytest.raises(BudgetError, match="shortest context"):
+    with pytest.raises(BudgetError, match="nothing to evict"):
         search(loaded, tmp_path / "no", budget=Budget(keep=5000))
+    own = own_task(tmp_path / "own.jsonl", [40] * 6)
+    with pytest.raises(TaskError, match="validation"):  # and not after an hour of search
+        search(loaded, tmp_path / "no", tasks=[own], asked={"held_out": 3})
     with pytest.raises(BudgetError, match="no constants"):
         search(loaded, tmp_path / "no", policy="knorm", settings={"with_params": True})
     with pytest.raises(BudgetError, match="at least 1"):

@@ -68,7 +68,7 @@ class Space:
     Attributes:
         layers: Compressed layers.
         heads: Budgets of each layer: 1, or a kv head's each.
-        most: The most entries of a budget: those of the shortest context.
+        most: The most entries of a budget: with more, no item's layer could keep more.
         factors: Constants of the scorer that are searched along.
     """
 
@@ -96,8 +96,8 @@ class EvolKV:
         """
         if target >= space.most:
             raise BudgetError(
-                f"A target of {target} entries is not below the shortest context, {space.most} tokens: nothing would "
-                "be evicted; give a smaller target or longer items."
+                f"A target of {target} entries leaves nothing to evict in any context; give a smaller target or longer "
+                "items."
             )
         if target < settings.minimum:
             raise BudgetError(f"A target of {target} entries lies below the least budget of {settings.minimum}.")

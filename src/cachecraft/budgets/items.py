@@ -7,7 +7,6 @@ many of them stay; other policies decide anew. Nothing here searches or stores r
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -60,6 +59,10 @@ class CalibrationItem:
     targets: tuple[tuple[int, ...], ...]
     keep: int
 
+    def whole(self, target: int) -> int:
+        """The least budget of a search for `target` with which a layer keeps this item's whole context."""
+        return -(-len(self.context) * target // self.keep)
+
 
 def scaled(budgets: Sequence[int], target: int, keep: int, tokens: int, layers: int, heads: int) -> Tensor:
     """A vector's budgets on an item whose target differs, as counts.
@@ -106,8 +109,7 @@ class Calibration:
             tasks: The tasks.
             asked: How many items of which length.
             split: One of the splits.
-            folder: Where recorded items go that memory has no room for; emptied, since what is there may be of
-                another kind.
+            folder: Where recorded items go that memory has no room for; nothing may be there yet.
             ranked: Rank each item once for all that follows; not where policies change all the time.
             adaptive_heads: The heads of a layer share its budget by score.
 
@@ -116,7 +118,6 @@ class Calibration:
         """
         self._subject, self._asked = subject, asked
         self._traces = TraceStore(folder, memory_bytes=TRACE_BYTES)
-        shutil.rmtree(folder, ignore_errors=True)
         for task in tasks:
             require_regime(task, asked.regime)
         self._ranked, self._adaptive_heads = ranked, adaptive_heads

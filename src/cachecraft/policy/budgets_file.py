@@ -42,7 +42,7 @@ class BudgetsFile(BaseModel):
         granularity: Whether layers or kv heads have budgets of their own.
         heads: Whether the heads of a layer keep ``alike`` or share its budget by score, ``adaptive``.
         target: Entries per kv head that the search aimed at.
-        tokens: Entries of the shortest context in the search.
+        tokens: The most that a budget could be in the search: as much as its longest context holds.
         found: The best budgets before completion to the target, in the form of `budgets`.
         before, after: Fitness on the search items before and after completion.
         completions: `budgets` completed to other targets.
