@@ -47,9 +47,8 @@ def following(bar: Bar, what: str) -> Callable[[Progress | SearchProgress], None
         if isinstance(seen, Progress):
             bar.update(job, completed=seen.done, total=seen.total, description=f"{what}, {seen.task}")
         else:
-            bar.update(
-                job, completed=round(100 * seen.share), total=100, description=f"{what}, search {seen.fitness:.3f}"
-            )
+            best = "search" if seen.fitness is None else f"search {seen.fitness:.3f}"
+            bar.update(job, completed=round(100 * seen.share), total=100, description=f"{what}, {best}")
 
     return update
 

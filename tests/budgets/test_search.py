@@ -18,6 +18,7 @@ from cachecraft.evaluation.cells import Budget
 from cachecraft.models import LoadedModel
 from cachecraft.policy.contract import load_policy
 from cachecraft.policy.variants import variant
+from cachecraft.reporting.budgets import _line, budget_notes
 from cachecraft.tasks.registry import load_tasks
 
 pytestmark = pytest.mark.system
@@ -85,12 +86,17 @@ def test_budgets_are_completed_to_the_exact_total_and_stand_beside_others(whole:
 def test_an_interrupted_search_goes_on_as_if_nothing_had_happened(
     loaded: LoadedModel, whole: BudgetSearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    seen_items: list[SearchProgress] = []
+
     def stop(seen: SearchProgress) -> None:
+        seen_items.append(seen)
         if seen.iteration == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         search(loaded, tmp_path / "b1", progress=stop)
+    assert (seen_items[0].item, seen_items[0].items, seen_items[0].fitness) == (1, 1, None)
+    assert "item 1 of 1, 0 vectors: nothing measured yet" in _line(seen_items[0])
     measured: list[int] = []
     by_counts = Calibration.by_counts
 
@@ -206,7 +212,18 @@ def test_a_vector_is_worth_what_its_file_is_worth(loaded: LoadedModel, tmp_path:
     made, counts = load_policy(policy), torch.tensor([[10, 10], [38, 38]])
     (by_counts,) = items.by_counts(0, [(made, counts)])
     filed = variant(made, allocation=explicit([10, 38], LAYERS, adaptive_heads=shared))
-    assert items.by_policy(0, [filed]) == pytest.approx([by_counts], rel=1e-4)
+    ((by_policy, note),) = items.by_policy(0, [filed])
+    assert by_policy == pytest.approx(by_counts, rel=1e-4) and note == ""
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_table_says_what_had_to_give_way(loaded: LoadedModel, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"policy": "snapkv", "budget": Budget(ratio=0.1), "asked": {"held_out": 0}}
+    for _ in range(2):  # measured, and read from the record
+        found = search(loaded, tmp_path / "b", settings={"iterations": 1}, **given).budgets
+        notes = {row.name: row.note for row in found.table}
+        assert "kept alike" in (notes["pyramid"] or "") and notes["uniform"] is None
+        assert any(line.startswith("pyramid: A pyramid over") for line in budget_notes(found))
 
 
 def test_bad_input_is_refused_before_anything_is_measured(loaded: LoadedModel, tmp_path: Path) -> None:

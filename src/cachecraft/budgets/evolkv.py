@@ -180,13 +180,14 @@ class EvolKV:
         own, settings, unit = self.groups[self.group], self._settings, 1 / self.target
         mean = [self.best.budgets[place] * unit for place in own] + list(self.best.factors)
         low, high = settings.minimum * unit, self._space.most * unit
+        size = 4 + math.floor(3 * math.log(len(mean))) if settings.population is None else settings.population
         bounds = [[low, high]] * len(own) + [[-FACTOR_LIMIT, FACTOR_LIMIT]] * self._space.factors
         return CMAwM(
             mean=np.array(mean),
             sigma=settings.sigma,
             bounds=np.array(bounds),
             steps=np.array([unit] * len(own) + [0.0] * self._space.factors),
-            population_size=settings.population or 4 + math.floor(3 * math.log(len(mean))),
+            population_size=size,
             seed=(settings.seed * 7919 + self.group) % (1 << 31),
         )
 

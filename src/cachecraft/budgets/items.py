@@ -164,13 +164,20 @@ class Calibration:
                         masks[place].append(decision.mask.cpu())
         return self._measured(each, self._trace(each), masks)
 
-    def by_policy(self, number: int, policies: Sequence[Policy]) -> list[float]:
-        """Fitness of policies, each with its allocation, on an item; recorded anew and not kept."""
+    def by_policy(self, number: int, policies: Sequence[Policy]) -> list[tuple[float, str]]:
+        """Fitness of policies, each with its allocation, on an item, and what of it had to give way ("" for nothing).
+
+        The item is recorded anew and not kept.
+        """
         each = self.items[number]
         trace = record(self._subject.structure, each.context)
         layers = partial(self._layers, trace)
-        masks = [[made.mask.cpu() for made in decide_sequence(policy, layers, [each.keep])[0]] for policy in policies]
-        return self._measured(each, trace.without_queries(), masks)
+        masks, notes = [], []
+        for policy in policies:
+            (decisions,) = decide_sequence(policy, layers, [each.keep])
+            masks.append([made.mask.cpu() for made in decisions])
+            notes.append(next((made.note for made in decisions if made.note), ""))
+        return list(zip(self._measured(each, trace.without_queries(), masks), notes, strict=True))
 
     def _trace(self, each: CalibrationItem) -> Trace:
         held = self._traces.get(each.item.id)
