@@ -1,11 +1,12 @@
 """EvolKV's budgets on held-out items: scorers × targets beside other divisions, and a policy's headline on RULER.
 
-Three parts. `allocations` crosses scorers, allocations and ratios on the eligible RULER tasks, scored by answers.
-`table` searches budgets for each scorer and target on the search split and measures them on the test split beside
-uniform, pyramid, reversed pyramid and adaptive heads at the same bytes, with paired intervals of exp of the mean
-log-likelihood; every cell is printed, those that lose too. `headline` does so for one policy and its ratios over the
-RULER tasks that are eligible (full less random at least 0.2 on validation), and prints what share of the full cache's
-score is left. All keep their runs, so that a repeated call goes on where an interrupted one stopped.
+Three parts. `allocations` crosses scorers, allocations and ratios on the eligible RULER tasks. `table` searches budgets
+for each scorer and target on the search split and measures them on the test split beside other divisions at the same
+bytes, with paired intervals; every cell is printed, those that lose too. `headline` does so for one policy and its
+ratios over the RULER tasks that are eligible (full less random at least 0.2 on validation), and prints what share of
+the full cache's score is left. A likelihood counts as exp of the mean log-probability of the reference's tokens. All
+keep their runs, so that a repeated call goes on where an interrupted one stopped; another model or setting has folders
+of its own. Options are in budgets_options.py.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from bench_report import RUNS, BenchReport
+from bench_report import BenchReport
+from budgets_options import OTHERS, divisions, folder, parse_options, specifications
 from rich.markup import escape
 from rich.progress import Progress as Bar
-from subject import add_model_options
 
 from cachecraft import api
 from cachecraft.budgeting import search_budgets
@@ -29,36 +31,12 @@ from cachecraft.evaluation.cells import Budget
 from cachecraft.evaluation.rows import clusters_of
 from cachecraft.evaluation.settings import Progress
 from cachecraft.evaluation.statistics import TaskScores, eligible_tasks, macro_difference, macro_mean
+from cachecraft.evaluation.store import Result
 from cachecraft.models import LoadedModel, load
-from cachecraft.reporting.tables import markdown, notes
+from cachecraft.reporting.tables import markdown, notes, records
 from cachecraft.terminal import one_sentence
 
-OTHERS = ("uniform", "pyramid", "reversed_pyramid", "adaptive")
-TABLE_TASKS = "ruler:niah_single_1,ruler:niah_single_2,ruler:niah_multikey_1,ruler:niah_multivalue"
-
-
-def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_model_options(parser)
-    parser.add_argument("--parts", default="allocations,table,headline", help="default: %(default)s")
-    parser.add_argument("--scorers", default="knorm,keydiff,value_diversity", help="`table` (default: %(default)s)")
-    parser.add_argument("--targets", default="64,128", help="`table`: entries per kv head (default: %(default)s)")
-    parser.add_argument("--tasks", default=TABLE_TASKS, help="`table` (default: %(default)s)")
-    parser.add_argument("--policy", default="value_diversity", help="`headline`: the scorer (default: %(default)s)")
-    parser.add_argument("--ratios", default="0.88,0.95", help="not `table` (default: %(default)s)")
-    parser.add_argument("--headline-tasks", default="ruler", help="tasks to choose the eligible from (default: ruler)")
-    parser.add_argument("--data", action="append", default=[], help="question files of ruler:qa_1 and qa_2; repeat")
-    parser.add_argument("--length", type=int, default=1024, help="tokens of an item (default: %(default)s)")
-    parser.add_argument("--search-samples", type=int, default=3, help="search items per task (default: %(default)s)")
-    parser.add_argument("--iterations", type=int, default=10, help="generations of a group (default: %(default)s)")
-    parser.add_argument("--granularity", default="layer", help="layer or head (default: %(default)s)")
-    parser.add_argument("--heads", default="alike", help="alike or adaptive (default: %(default)s)")
-    parser.add_argument("--with-params", action="store_true", help="search the scorer's constants along")
-    parser.add_argument("--samples", type=int, default=10, help="`table`: test items per task (default: %(default)s)")
-    parser.add_argument("--headline-items", type=int, default=300, help="test items at least (default: %(default)s)")
-    parser.add_argument("--validation", type=int, default=6, help="items that choose the tasks (default: %(default)s)")
-    parser.add_argument("--runs", type=Path, default=RUNS / "budgets-table", help="where runs go (default: runs/...)")
-    return parser.parse_args()
+TITLES = {"likelihood": "exp of the mean log-likelihood", "answer": "Each task's own score of the answer"}
 
 
 def following(bar: Bar, what: str) -> Callable[[Progress | SearchProgress], None]:
@@ -69,9 +47,8 @@ def following(bar: Bar, what: str) -> Callable[[Progress | SearchProgress], None
         if isinstance(seen, Progress):
             bar.update(job, completed=seen.done, total=seen.total, description=f"{what}, {seen.task}")
         else:
-            bar.update(
-                job, completed=round(100 * seen.share), total=100, description=f"{what}, search {seen.fitness:.3f}"
-            )
+            best = "search" if seen.fitness is None else f"search {seen.fitness:.3f}"
+            bar.update(job, completed=round(100 * seen.share), total=100, description=f"{what}, {best}")
 
     return update
 
@@ -80,27 +57,38 @@ def searched(
     loaded: LoadedModel, report: BenchReport, options: argparse.Namespace, policy: str, budget: Budget, tasks: list[str]
 ) -> tuple[str, Path]:
     """Search budgets, or read what was found: the policy with its constants, and the file."""
-    name = f"{policy.replace(':', '-').replace('/', '-')}-{budget.label.replace(' ', '-')}-{options.granularity}"
-    name += "-adaptive" if options.heads == "adaptive" else ""
-    name += "-params" if options.with_params else ""
+    settings = EvolKVSettings(
+        iterations=options.iterations,
+        population=options.population,
+        granularity=options.granularity,
+        heads=options.heads,
+        with_params=options.with_params,
+    )
+    asked = SearchTask(
+        budget,
+        length=options.length,
+        samples=options.search_samples,
+        held_out=0,
+        fitness=options.fitness,
+        skip_long=options.skip_long,
+    )
+    kinds = [options.granularity] + ["adaptive"] * (options.heads == "adaptive") + ["params"] * options.with_params
     with report.progress() as bar:
         found = search_budgets(
             loaded,
             policy=policy,
             tasks=tasks,
-            asked=SearchTask(budget, length=options.length, samples=options.search_samples, held_out=0),
-            settings=EvolKVSettings(
-                iterations=options.iterations,
-                granularity=options.granularity,
-                heads=options.heads,
-                with_params=options.with_params,
-            ),
-            run=options.runs / name,
+            asked=asked,
+            settings=settings,
+            run=folder(loaded, options, policy, budget.label, *kinds, tasks=tasks, asked=asked, settings=settings),
             data=options.data,
             trust=True,
             progress=following(bar, f"{policy} at {budget.label}"),
         )
-    report.say(f"{policy} at {budget.label}: {found.budgets.evaluated} vectors, budgets {found.budgets.budgets}")
+    report.say(
+        f"{policy} at {budget.label}: {found.budgets.evaluated} vectors, {found.seconds:.0f} s of search in this call, "
+        f"{found.recording_seconds:.0f} s of them recording; budgets {found.budgets.budgets}"
+    )
     return found.policy, found.path
 
 
@@ -136,6 +124,7 @@ def measured(
             allocations=allocations,
             references=references,
             data=options.data,
+            skip_long=options.skip_long,
             trust=True,
             progress=following(bar, run.name),
         )
@@ -151,7 +140,8 @@ def lines(held: dict[str, TaskScores], clusters: dict[str, str], evolkv: str, fi
             apart = macro_difference(held[evolkv], own, clusters)
             better = "!" if apart.sure and apart.low > 0 else ""
             told = f"{apart.estimate:+.3f} [{apart.low:+.3f}, {apart.high:+.3f}]{better}"
-        made.append([f"{first} {label}", f"{mean.estimate:.3f} [{mean.low:.3f}, {mean.high:.3f}]", told])
+        name = f"{label.partition(' [')[0]} [evolkv]" if label == evolkv else label  # the folder's name is long
+        made.append([f"{first} {name}", f"{mean.estimate:.3f} [{mean.low:.3f}, {mean.high:.3f}]", told])
     return made
 
 
@@ -165,42 +155,57 @@ def label_of(held: dict[str, TaskScores], path: Path) -> str:
     return next(label for label in held if label.endswith(f"[{path.parent.name}]"))
 
 
+def in_points(result: Result) -> Result:
+    """A mean log-likelihood as 100 times its exp, so that it reads as a share."""
+    return result if result.value is None else replace(result, value=100 * math.exp(result.value))
+
+
 def run_allocations(loaded: LoadedModel, report: BenchReport, options: argparse.Namespace) -> None:
     ratios = [float(ratio) for ratio in options.ratios.split(",")]
     tasks = eligible(loaded, report, options, Budget(ratio=ratios[0]))
+    scoring = options.allocation_scoring
     with report.progress() as bar:
         found = api.evaluate(
             loaded,
-            policies=options.scorers.split(","),
+            policies=specifications(options.scorers),
             ratios=ratios,
             tasks=tasks,
-            run=options.runs / "allocations",
+            run=folder(loaded, options, "allocations", tasks=tasks),
             length=options.length,
             samples=options.samples,
+            scoring=[scoring],
             allocations=[*OTHERS, "global"],
             data=options.data,
+            skip_long=options.skip_long,
             trust=True,
             progress=following(bar, "allocations"),
         )
+    if scoring == "likelihood":
+        found = replace(found, results=tuple(map(in_points, found.results)))
     summary = found.summary()
+    told = notes(summary, found.settings)
+    if scoring == "likelihood":
+        told[0] = "Score: 100 × exp of the mean log-probability of the reference answer; macro average, 95 % interval."
     report.say(f"\n### Scorers and allocations, {sum(summary.items.values())} test items per cell\n")
     report.say(markdown(summary))
-    for note in notes(summary, found.settings):
+    for note in told:
         report.say(note)
+    report.keep("allocations", records(summary))
 
 
 def run_table(loaded: LoadedModel, report: BenchReport, options: argparse.Namespace) -> None:
-    tasks, made = options.tasks.split(","), []
-    for scorer in options.scorers.split(","):
+    tasks, made, scoring = options.tasks.split(","), [], options.table_scoring
+    references = (options.references or "full").split(",")
+    for scorer in specifications(options.scorers):
         for target in map(int, options.targets.split(",")):
             budget = Budget(keep=target)
             spec, path = searched(loaded, report, options, scorer, budget, tasks)
-            run = options.runs / f"test-{path.parent.name}"
-            own = (options, budget, [spec], [str(path), *OTHERS], tasks, run, options.samples, "likelihood", ["full"])
+            run, rows = options.runs / f"test-{path.parent.name}", [str(path), *divisions(options)]
+            own = (options, budget, [spec], rows, tasks, run, options.samples, scoring, references)
             held, clusters = measured(loaded, report, *own)
             made += lines(held, clusters, label_of(held, path), f"c={target}")
     report.table(
-        f"exp of the mean log-likelihood on test items, {options.samples} of each task; ! above 0, p < 0.05",
+        f"{TITLES[scoring]}, {options.samples} test items of each task; ! the interval lies above 0 and p < 0.05",
         ["target, division", "mean [95 %]", "EvolKV better by"],
         shown(made),
     )
@@ -215,12 +220,13 @@ def eligible(loaded: LoadedModel, report: BenchReport, options: argparse.Namespa
             policies=[],
             ratios=[budget.ratio or 0.0],
             tasks=options.headline_tasks.split(","),
-            run=options.runs / f"eligible-{budget.label}",
+            run=folder(loaded, options, "eligible", budget.label, tasks=options.headline_tasks),
             length=options.length,
             samples=options.validation,
             split="validation",
             references=["full", "random"],
             data=options.data,
+            skip_long=options.skip_long,
             progress=following(bar, "eligible"),
         )
     held = scores(found, "answer")
@@ -240,8 +246,9 @@ def run_headline(loaded: LoadedModel, report: BenchReport, options: argparse.Nam
         tasks = eligible(loaded, report, options, budget)
         spec, path = searched(loaded, report, options, options.policy, budget, tasks)
         samples = math.ceil(options.headline_items / len(tasks))
-        run, references = options.runs / f"headline-{path.parent.name}", ["full", "hindsight", "random"]
-        own = (options, budget, [spec], [str(path), *OTHERS], tasks, run, samples, "answer", references)
+        run, rows = options.runs / f"headline-{path.parent.name}", [str(path), *divisions(options)]
+        references = list(dict.fromkeys(["full", *(options.references or "hindsight,random").split(",")]))
+        own = (options, budget, [spec], rows, tasks, run, samples, "answer", references)
         held, clusters = measured(loaded, report, *own)
         evolkv = label_of(held, path)
         made += lines(held, clusters, evolkv, f"{ratio:g}")
@@ -252,7 +259,7 @@ def run_headline(loaded: LoadedModel, report: BenchReport, options: argparse.Nam
         )
         report.keep(f"headline-{ratio:g}", {"share": share, "tasks": tasks, "items": samples * len(tasks)})
     report.table(
-        "Share of the references found in the answer, test items; ! the interval lies above 0 and p < 0.05",
+        f"{TITLES['answer']}, test items; ! the interval lies above 0 and p < 0.05",
         ["ratio, division", "mean [95 %]", "EvolKV better by"],
         shown(made),
     )
@@ -260,7 +267,7 @@ def run_headline(loaded: LoadedModel, report: BenchReport, options: argparse.Nam
 
 
 def main() -> None:
-    options = parse_options()
+    options = parse_options(__doc__)
     parts = {"allocations": run_allocations, "table": run_table, "headline": run_headline}
     wanted = options.parts.split(",")
     if unknown := set(wanted) - set(parts):

@@ -12,6 +12,15 @@ SMALL = ["--length", "360", "--samples", "1", "--tasks", "ruler:niah_single_1", 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("brief_answers", "tiny_on_command_line")]
 
 
+def test_what_is_printed_leads_to_the_same_measurement_after_a_search_by_ratio(tmp_path: Path) -> None:
+    given = [*SMALL, "--ratio", "0.9", "--population", "4", "--selector", "chunks:4", "--run", tmp_path / "b2"]
+    code, output = run("budgets", *given)
+    assert code == 0 and "--selector chunks:4 --allocation" in output and "--ratio 0.9 …" in output
+    assert '"selector": "chunks:4"' in (tmp_path / "b2" / "budgets.json").read_text()
+    code, output = run("budgets", *given[:-4], "--run", tmp_path / "b2")
+    assert code == 2 and "selector 'chunks:4'" in output.replace("\n", " ")
+
+
 def test_a_search_prints_its_table_and_says_how_to_use_what_it_found(tmp_path: Path) -> None:
     folder = tmp_path / "b1"
     code, output = run("budgets", *SMALL, "--target", "24", "--population", "4", "--heads", "adaptive", "--run", folder)
@@ -33,7 +42,7 @@ def test_a_search_prints_its_table_and_says_how_to_use_what_it_found(tmp_path: P
         (["--target", "24", "--ratio", "0.5"], "Give one of --target"),
         (["--target", "many"], "'many' is not a number"),
         (["--ratio", "1"], "at least 0 and below 1"),
-        (["--target", "9000"], "not below the shortest context"),
+        (["--target", "9000"], "leaves nothing to evict"),
         (["--target", "24", "--lambda", "much"], "'much' is not a number"),
         (["--target", "24", "--gamma", "nan"], "γ is nan"),
         (["--target", "24", "--samples", "0"], "at least 1"),
@@ -41,6 +50,10 @@ def test_a_search_prints_its_table_and_says_how_to_use_what_it_found(tmp_path: P
         (["--target", "24", "--policy", "knrm"], "did you mean knorm"),
         (["--target", "24", "--granularity", "token"], "choose layer or head"),
         (["--target", "24", "--fitness", "rouge"], "choose likelihood or answer"),
+        (["--target", "24", "--population", "0"], "A population of 0"),
+        (["--target", "24", "--lambda", "10", "--gamma", "2"], "worth less than nothing"),
+        (["--target", "24", "--completions", "32,0"], "completed to 0 entries"),
+        (["--target", "24", "--completions", "9000"], "completed to 9000 entries"),
         (["--target", "24", "--heads", "adaptive", "--granularity", "head"], "choose one of the two"),
     ],
 )
@@ -53,7 +66,11 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: li
 
 @pytest.mark.parametrize(
     ("budgets", "sentence"),
-    [("[1, 2, 3]", "for 3 layers, but this model has 2"), ("[-1, 2]", "-1 is no number"), ("[0, 0]", "are zero")],
+    [
+        ("[1, 2, 3]", "for 3 layers, but this model has 2"),
+        ("[-1, 2]", "-1 is no number"),
+        ("[0, 0]", "are zero"),
+    ],
 )
 def test_budgets_that_do_not_fit_are_one_sentence(tmp_path: Path, budgets: str, sentence: str) -> None:
     path = tmp_path / "b.json"

@@ -35,6 +35,7 @@ class Answered:
         first_token_seconds: From the beginning of the prompt's reading until the first token was known.
         scoring_seconds: The part of it that the policy's features, scores and selection took.
         tokens_per_second: Of the answer's tokens after the first one; None if there is none.
+        note: What of the allocation had to give way, in one sentence; "" if nothing had.
     """
 
     text: str
@@ -45,6 +46,7 @@ class Answered:
     first_token_seconds: float
     scoring_seconds: float
     tokens_per_second: float | None
+    note: str = ""
 
 
 @dataclass
@@ -140,6 +142,7 @@ def answer(
         first_token_seconds=clock.first,
         scoring_seconds=read.scoring_seconds,
         tokens_per_second=clock.rate,
+        note=read.note if text is None else read.allocation_note,
     )
 
 

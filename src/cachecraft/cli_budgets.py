@@ -46,9 +46,14 @@ def budgets(
     regime: Annotated[str, typer.Option(help="agnostic or aware.")] = "agnostic",
     seed: Annotated[int, typer.Option(help="Everything by chance derives from it.")] = 0,
     selector: Annotated[str | None, typer.Option(help="Replaces the policy's own: chunks:20, pages:16.")] = None,
-    completions: Annotated[str, typer.Option(help="Other targets to complete to.")] = "32,64,128,256,512,1024",
+    completions: Annotated[
+        str | None, typer.Option(help="Other targets to complete to; by default 32, 64, … 1024 as far as they fit.")
+    ] = None,
     essay: Annotated[list[str] | None, typer.Option(help="Text file for essay haystacks; repeat for more.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="Question file, folder or hub; repeat for more.")] = None,
+    skip_long: Annotated[
+        bool, typer.Option("--skip-long", help="Leave out benchmark items longer than the length.")
+    ] = False,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or auto.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, … or auto.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
@@ -63,7 +68,7 @@ def budgets(
         from cachecraft.cli import _load, _number, _split
         from cachecraft.cli_report import report_beside
         from cachecraft.evaluation.cells import Budget
-        from cachecraft.reporting.budgets import budget_display, budget_table
+        from cachecraft.reporting.budgets import budget_display, budget_notes, budget_table
         from cachecraft.tasks import Sources, choose_tasks
 
         if (target is None) == (ratio is None):
@@ -81,6 +86,7 @@ def budgets(
             regime=regime,  # type: ignore[arg-type]  # refused there
             fitness=fitness,  # type: ignore[arg-type]
             seed=seed,
+            skip_long=skip_long,
         )
         settings = EvolKVSettings(
             group_size=group_size,
@@ -96,7 +102,9 @@ def budgets(
             with_params=with_params,
             seed=seed,
         )
-        others = [_number(text, int, "--completions") for text in _split([completions])]
+        others = (
+            None if completions is None else [_number(text, int, "--completions") for text in _split([completions])]
+        )
         budget_policy(policy, selector=selector, trust=trust, settings=settings)  # before a model is loaded
         names = _split([tasks])
         for task, needs in choose_tasks(names, sources=Sources(data=tuple(data or ()))).skipped.items():
@@ -120,6 +128,8 @@ def budgets(
             )
         held = found.budgets
         out.print(budget_table(held))
+        for note in budget_notes(held):
+            out.print(note, markup=False)
         out.print(
             f"\nFitness: mean {fitness}, from 0 to 1, of {found.policy} at {held.target} entries a head; "
             f"{held.evaluated} vectors measured; {held.before:.3f} before completion to the target, {held.after:.3f} "
@@ -128,8 +138,10 @@ def budgets(
         )
         written = ", ".join(path.name for path in (found.path, *found.plots, report_beside(found.folder)))
         out.print(f"Run folder: {found.folder} ({written})", markup=False, soft_wrap=True)
+        size = f"--keep {target}" if ratio is None else f"--ratio {ratio}"
+        chosen = f"--selector {selector} " if selector else ""
         out.print(
-            f"Use them: cachecraft evaluate --policy {found.policy!r} --allocation {found.path} --keep {held.target} …",
+            f"Use them: cachecraft evaluate --policy {found.policy!r} {chosen}--allocation {found.path} {size} …",
             markup=False,
             soft_wrap=True,
         )

@@ -85,7 +85,7 @@ def read_text(file: str) -> str:
 
 
 def summary(answered: Answered, policy: str) -> list[str]:
-    """What an answer took, in two lines."""
+    """What an answer took, in two lines, and what of the allocation had to give way, if anything had."""
     share = answered.kept_bytes / answered.full_bytes
     rate = "—" if answered.tokens_per_second is None else f"{answered.tokens_per_second:.1f}"
     return [
@@ -93,6 +93,7 @@ def summary(answered: Answered, policy: str) -> list[str]:
         f"{_megabytes(answered.kept_bytes)} after ({100 * share:.0f} % kept)",
         f"first token after {answered.first_token_seconds:.2f} s, scoring {answered.scoring_seconds:.2f} s of it; "
         f"{answered.new_tokens} tokens, {rate} tokens a second",
+        *([answered.note] if answered.note else []),
     ]
 
 

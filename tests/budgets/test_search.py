@@ -1,6 +1,7 @@
 """A search on a tiny model: resumable to the vector, exact after completion, and usable by every other command."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,15 @@ import torch
 
 from cachecraft import api
 from cachecraft.budgeting import BudgetSearch, search_budgets
-from cachecraft.budgets.items import Calibration
+from cachecraft.budgets.items import Calibration, scaled
 from cachecraft.budgets.search import SearchProgress, explicit
 from cachecraft.budgets.settings import EvolKVSettings, SearchTask
-from cachecraft.errors import BudgetError, PolicyLoadError, RunError
+from cachecraft.errors import BudgetError, PolicyLoadError, RunError, TaskError
 from cachecraft.evaluation.cells import Budget
 from cachecraft.models import LoadedModel
 from cachecraft.policy.contract import load_policy
 from cachecraft.policy.variants import variant
+from cachecraft.reporting.budgets import _line, budget_notes
 from cachecraft.tasks.registry import load_tasks
 
 pytestmark = pytest.mark.system
@@ -84,12 +86,17 @@ def test_budgets_are_completed_to_the_exact_total_and_stand_beside_others(whole:
 def test_an_interrupted_search_goes_on_as_if_nothing_had_happened(
     loaded: LoadedModel, whole: BudgetSearch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    seen_items: list[SearchProgress] = []
+
     def stop(seen: SearchProgress) -> None:
+        seen_items.append(seen)
         if seen.iteration == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         search(loaded, tmp_path / "b1", progress=stop)
+    assert (seen_items[0].item, seen_items[0].items, seen_items[0].fitness) == (1, 1, None)
+    assert "item 1 of 1, 0 vectors: nothing measured yet" in _line(seen_items[0])
     measured: list[int] = []
     by_counts = Calibration.by_counts
 
@@ -103,8 +110,11 @@ def test_an_interrupted_search_goes_on_as_if_nothing_had_happened(
     assert sum(measured) < whole.budgets.evaluated, "what was measured before is not measured again"
     measured.clear()
     assert search(loaded, tmp_path / "b1").budgets == again.budgets and not measured
+    kept = tmp_path / "b1" / "traces" / "search" / "item"
+    kept.mkdir(parents=True)
     with pytest.raises(RunError, match="iterations"):
         search(loaded, tmp_path / "b1", settings={"iterations": 3})
+    assert kept.exists(), "what is refused changes nothing"
 
 
 def test_the_file_is_an_allocation_with_the_same_bytes(
@@ -129,6 +139,52 @@ def test_the_file_is_an_allocation_with_the_same_bytes(
     with pytest.raises(BudgetError, match="for 3 layers, but this model has 2"):
         api.evaluate(loaded, policies=["keydiff"], keeps=[KEEP], run=tmp_path / "no", allocations=[str(wrong)])
     assert not (tmp_path / "no").exists()
+
+
+def own_task(path: Path, words: Sequence[int], max_new_tokens: int = 4) -> str:
+    """A file of tasks of one item for each number of words; a third of them are in each split."""
+    rows = [
+        {
+            "context": f"{number} {'sky grass ' * (count // 2)}",
+            "question": "Which?",
+            "answers": ["sky"],
+            "metric": "qa_f1",
+            "max_new_tokens": max_new_tokens,
+        }
+        for number, count in enumerate(words)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_items_may_differ_in_length(loaded: LoadedModel, tmp_path: Path) -> None:
+    task = own_task(tmp_path / "own.jsonl", [10, 150] * 6)
+    half, asked = Budget(ratio=0.5), {"samples": 4, "held_out": 0}
+    found = search(loaded, tmp_path / "b", tasks=[task], asked=asked, budget=half, settings={"iterations": 1}).budgets
+    subject = api.subject_of(loaded)
+    items = Calibration(
+        subject, load_tasks([task]), SearchTask(half, length=360, samples=4), "search", tmp_path / "t"
+    ).items
+    short, *_, long = sorted(items, key=lambda each: len(each.context))
+    assert found.target is not None and len(short.context) < found.target < len(long.context)
+    assert found.tokens is not None and 2 * found.target <= found.tokens <= 2 * found.target + 2
+    for each in items:
+        whole = scaled([found.tokens, 1], found.target, each.keep, len(each.context), 2, 2)
+        assert int(whole[0, 0]) == len(each.context), "a budget may be all of a context, however long"
+    with pytest.raises(BudgetError, match="nothing to evict"):
+        search(loaded, tmp_path / "no", tasks=[task], asked=asked, budget=Budget(ratio=0.0))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_items_that_are_too_long_can_be_left_out(loaded: LoadedModel, tmp_path: Path) -> None:
+    task = own_task(tmp_path / "own.jsonl", [40] * 9 + [500] * 9)
+    with pytest.raises(TaskError, match="--skip-long"):
+        search(loaded, tmp_path / "b", tasks=[task], asked={"samples": 3})
+    found = search(loaded, tmp_path / "b", tasks=[task], asked={"skip_long": True}, settings={"iterations": 1})
+    assert found.budgets.search["skip_long"] is True and found.budgets.tokens is not None
+    with pytest.raises(TaskError, match=r"at most \d items of each task"):
+        search(loaded, tmp_path / "c", tasks=[task], asked={"skip_long": True, "samples": 9})
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -156,7 +212,18 @@ def test_a_vector_is_worth_what_its_file_is_worth(loaded: LoadedModel, tmp_path:
     made, counts = load_policy(policy), torch.tensor([[10, 10], [38, 38]])
     (by_counts,) = items.by_counts(0, [(made, counts)])
     filed = variant(made, allocation=explicit([10, 38], LAYERS, adaptive_heads=shared))
-    assert items.by_policy(0, [filed]) == pytest.approx([by_counts], rel=1e-4)
+    ((by_policy, note),) = items.by_policy(0, [filed])
+    assert by_policy == pytest.approx(by_counts, rel=1e-4) and note == ""
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_table_says_what_had_to_give_way(loaded: LoadedModel, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"policy": "snapkv", "budget": Budget(ratio=0.1), "asked": {"held_out": 0}}
+    for _ in range(2):  # measured, and read from the record
+        found = search(loaded, tmp_path / "b", settings={"iterations": 1}, **given).budgets
+        notes = {row.name: row.note for row in found.table}
+        assert "kept alike" in (notes["pyramid"] or "") and notes["uniform"] is None
+        assert any(line.startswith("pyramid: A pyramid over") for line in budget_notes(found))
 
 
 def test_bad_input_is_refused_before_anything_is_measured(loaded: LoadedModel, tmp_path: Path) -> None:
@@ -164,8 +231,11 @@ def test_bad_input_is_refused_before_anything_is_measured(loaded: LoadedModel, t
     mine.write_text("raise SystemExit('was run')\n\ndef score_tokens(f):\n    return f.keys[..., 0]\n")
     with pytest.raises(PolicyLoadError, match="--trust"):
         search(loaded, tmp_path / "no", policy=str(mine))
-    with pytest.raises(BudgetError, match="shortest context"):
+    with pytest.raises(BudgetError, match="nothing to evict"):
         search(loaded, tmp_path / "no", budget=Budget(keep=5000))
+    own = own_task(tmp_path / "own.jsonl", [40] * 6)
+    with pytest.raises(TaskError, match="validation"):  # and not after an hour of search
+        search(loaded, tmp_path / "no", tasks=[own], asked={"held_out": 3})
     with pytest.raises(BudgetError, match="no constants"):
         search(loaded, tmp_path / "no", policy="knorm", settings={"with_params": True})
     with pytest.raises(BudgetError, match="at least 1"):

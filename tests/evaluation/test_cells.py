@@ -1,5 +1,7 @@
 """Which cells a grid has, and what names them."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,13 @@ def test_a_policy_named_twice_is_measured_once() -> None:
 
 def test_two_policies_of_one_name_and_different_programs_are_refused(tmp_path: Path) -> None:
     (tmp_path / "knorm.py").write_text("def score_tokens(f):\n    return f.keys.norm(dim=-1)\n")
+    for number in (1, 2):
+        (tmp_path / f"{number}" / "b1").mkdir(parents=True)
+        text = json.dumps({"format": "cachecraft-budgets-1", "budgets": [number, 1]})
+        (tmp_path / f"{number}" / "b1" / "budgets.json").write_text(text)
+    files = [str(tmp_path / f"{number}" / "b1" / "budgets.json") for number in (1, 2)]
+    with pytest.raises(CacheCraftError, match=re.escape(f"from {' and '.join(files)}; rename one of the run folders")):
+        make_cells(["knorm"], [Budget(ratio=0.5)], allocations=files)
     with pytest.raises(CacheCraftError, match="Two different policies are called 'knorm'"):
         make_cells(["knorm", str(tmp_path / "knorm.py")], [Budget(ratio=0.5)])
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachecraft.errors import BudgetError, UnknownNameError
+from cachecraft.policy import budgets_file
 from cachecraft.policy.allocation import NAMES, Allocation, Shape, adaptive, apportion, explicit, over_model, pyramid
 from cachecraft.policy.budgets_file import FORMAT, parse_allocation
 from cachecraft.policy.check import synthetic_layer
@@ -195,6 +196,25 @@ def test_a_budgets_file_is_an_allocation(tmp_path: Path) -> None:
     assert Allocation.restored(heads.identity).shares == heads.shares
 
 
+def test_budgets_that_come_along_are_named_by_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets_file, "SHIPPED", tmp_path)
+    write(tmp_path / "craft-tiny.json", budgets=[1, 2, 3], policy_id=load_policy("craft").id, target=64)
+    found = load_policy("craft", allocation="craft-tiny").allocation
+    assert found is not None and (str(found), found.shares) == ("craft-tiny", ((1.0,), (2.0,), (3.0,)))
+    with pytest.raises(BudgetError, match="for 3 layers, but this model has 2"):
+        found.require_model(2, HEADS)
+    with pytest.raises(UnknownNameError, match="did you mean craft-tiny"):
+        parse_allocation("craft-tny")
+    with pytest.raises(UnknownNameError, match="known: adaptive, craft-tiny, global"):
+        parse_allocation("?")
+
+
+def test_budgets_that_come_along_are_for_the_policy_that_comes_along() -> None:
+    for name in budgets_file.shipped_budgets():
+        held = budgets_file.read_budgets(budgets_file.SHIPPED / f"{name}.json")
+        assert held.policy_id == load_policy(held.policy).id and held.target, name
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -205,6 +225,8 @@ def test_a_budgets_file_is_an_allocation(tmp_path: Path) -> None:
         ({"budgets": [1], "layers": 3}, "layers"),
         ({"budgets": [[1, 2]], "heads": "adaptive"}, "one number each"),
         ({"budgets": [1], "format": "other"}, "format"),
+        ({"budgets": [1e308, 1e308]}, r"above 1e\+12"),
+        ({"budgets": [[1, 10**400]]}, r"above 1e\+12"),
     ],
 )
 def test_a_budgets_file_that_means_nothing_is_refused_in_a_sentence(tmp_path: Path, given: dict, told: str) -> None:

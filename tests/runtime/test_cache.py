@@ -204,3 +204,15 @@ def test_half_precision_stays_near_the_dense_pass(reference: SimpleNamespace, ti
     found = reference.compressed_logits(model, cache, new)[0]
     wanted = reference.masked_logits(model, ids, new, [mask[0] for mask in masks]).float()
     torch.testing.assert_close(found, wanted, rtol=0, atol=0.3 if dtype == torch.bfloat16 else 0.05)
+
+
+def test_room_for_new_tokens_is_in_proportion_to_what_is_held() -> None:
+    entries = torch.randn(400 + 40, 8)
+    layer = CompressedLayer(entries, entries.clone(), torch.tensor([[400, 40]]), 400)
+    assert layer.stored_bytes == layer.bytes
+    most = 0.0
+    for _ in range(70):
+        layer.update(torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8))
+        most = max(most, (layer.stored_bytes - layer.bytes) / layer.bytes_per_entry)
+    assert layer.lengths.tolist() == [[470, 110]]
+    assert 0 < most <= 470 // 8 + 16

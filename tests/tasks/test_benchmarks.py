@@ -105,7 +105,11 @@ def test_worked_examples_come_from_the_training_file_and_are_not_asked(
     assert item.question.removeprefix("Q: ").split("\n")[0] not in item.context
     assert item.stop == ("Q:",) and item.max_new_tokens == 256
     assert made["gsm8k"].score(f"so The answer is {item.references[0]}.", item) == 1
+    (steps,) = item.reference_texts
+    assert steps.startswith(" It is ") and steps.endswith(f"{item.references[0]}.\nThe answer is {item.references[0]}.")
+    assert item.context.count(" It is ") == 8, "a likelihood is of what the examples show"
     solved = take(made["math"], plain)
+    assert solved.reference_text.startswith(" It is $") and solved.references[0] in solved.reference_text
     assert solved.context.count("Problem:\n") == 4
     assert made["math"].score(rf"\boxed{{{solved.references[0]}}}", solved) == 1
 

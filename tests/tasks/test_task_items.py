@@ -223,8 +223,12 @@ def test_the_id_covers_every_field_but_the_group() -> None:
         Item("t", 0, "test", 10, 0, "c", "q", "p", ("r",), 5, source="x"),
         Item("t", 0, "test", 10, 0, "c", "q", "p", ("r",), 5, stop=("x",)),
         Item("t", 0, "test", 10, 0, "c", "q", "p", ("r",), 5, alternatives=True),
+        Item("t", 0, "test", 10, 0, "c", "q", "p", ("r",), 5, solution="x"),
     ]
-    assert len({base.id, *(item.id for item in changed)}) == 6
+    assert len({base.id, *(item.id for item in changed)}) == 7
+    assert base.id == "11321a0b52007cd3c1809f23f04c4bada9588f05c712daf6f5cc8964e3290cb8", (
+        "items of before keep their ids"
+    )
     assert Item("t", 0, "test", 10, 0, "c", "q", "p", ("r",), 5, group="x").id == base.id
 
 

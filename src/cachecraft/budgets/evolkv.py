@@ -68,7 +68,7 @@ class Space:
     Attributes:
         layers: Compressed layers.
         heads: Budgets of each layer: 1, or a kv head's each.
-        most: The most entries of a budget: those of the shortest context.
+        most: The most entries of a budget: with more, no item's layer could keep more.
         factors: Constants of the scorer that are searched along.
     """
 
@@ -96,8 +96,8 @@ class EvolKV:
         """
         if target >= space.most:
             raise BudgetError(
-                f"A target of {target} entries is not below the shortest context, {space.most} tokens: nothing would "
-                "be evicted; give a smaller target or longer items."
+                f"A target of {target} entries leaves nothing to evict in any context; give a smaller target or longer "
+                "items."
             )
         if target < settings.minimum:
             raise BudgetError(f"A target of {target} entries lies below the least budget of {settings.minimum}.")
@@ -180,13 +180,14 @@ class EvolKV:
         own, settings, unit = self.groups[self.group], self._settings, 1 / self.target
         mean = [self.best.budgets[place] * unit for place in own] + list(self.best.factors)
         low, high = settings.minimum * unit, self._space.most * unit
+        size = 4 + math.floor(3 * math.log(len(mean))) if settings.population is None else settings.population
         bounds = [[low, high]] * len(own) + [[-FACTOR_LIMIT, FACTOR_LIMIT]] * self._space.factors
         return CMAwM(
             mean=np.array(mean),
             sigma=settings.sigma,
             bounds=np.array(bounds),
             steps=np.array([unit] * len(own) + [0.0] * self._space.factors),
-            population_size=settings.population or 4 + math.floor(3 * math.log(len(mean))),
+            population_size=size,
             seed=(settings.seed * 7919 + self.group) % (1 << 31),
         )
 

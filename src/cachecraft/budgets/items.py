@@ -7,7 +7,7 @@ many of them stay; other policies decide anew. Nothing here searches or stores r
 from __future__ import annotations
 
 import math
-import shutil
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,6 +59,10 @@ class CalibrationItem:
     targets: tuple[tuple[int, ...], ...]
     keep: int
 
+    def whole(self, target: int) -> int:
+        """The least budget of a search for `target` with which a layer keeps this item's whole context."""
+        return -(-len(self.context) * target // self.keep)
+
 
 def scaled(budgets: Sequence[int], target: int, keep: int, tokens: int, layers: int, heads: int) -> Tensor:
     """A vector's budgets on an item whose target differs, as counts.
@@ -80,7 +84,12 @@ def scaled(budgets: Sequence[int], target: int, keep: int, tokens: int, layers: 
 
 
 class Calibration:
-    """The items of one split, recorded when they are first measured."""
+    """The items of one split, recorded when they are first measured.
+
+    Attributes:
+        items: In the order in which they are measured.
+        recording_seconds: Spent on running the model over contexts that vectors are measured on.
+    """
 
     def __init__(
         self,
@@ -100,8 +109,7 @@ class Calibration:
             tasks: The tasks.
             asked: How many items of which length.
             split: One of the splits.
-            folder: Where recorded items go that memory has no room for; emptied, since what is there may be of
-                another kind.
+            folder: Where recorded items go that memory has no room for; nothing may be there yet.
             ranked: Rank each item once for all that follows; not where policies change all the time.
             adaptive_heads: The heads of a layer share its budget by score.
 
@@ -110,10 +118,10 @@ class Calibration:
         """
         self._subject, self._asked = subject, asked
         self._traces = TraceStore(folder, memory_bytes=TRACE_BYTES)
-        shutil.rmtree(folder, ignore_errors=True)
         for task in tasks:
             require_regime(task, asked.regime)
         self._ranked, self._adaptive_heads = ranked, adaptive_heads
+        self.recording_seconds = 0.0
         self._ranks: dict[tuple[str, str], list[Ranking] | None] = {}
         count = asked.samples if split == "search" else asked.held_out
         self.items = [self._made(task, index, split) for index in range(count) for task in tasks]
@@ -156,18 +164,27 @@ class Calibration:
                         masks[place].append(decision.mask.cpu())
         return self._measured(each, self._trace(each), masks)
 
-    def by_policy(self, number: int, policies: Sequence[Policy]) -> list[float]:
-        """Fitness of policies, each with its allocation, on an item; recorded anew and not kept."""
+    def by_policy(self, number: int, policies: Sequence[Policy]) -> list[tuple[float, str]]:
+        """Fitness of policies, each with its allocation, on an item, and what of it had to give way ("" for nothing).
+
+        The item is recorded anew and not kept.
+        """
         each = self.items[number]
         trace = record(self._subject.structure, each.context)
         layers = partial(self._layers, trace)
-        masks = [[made.mask.cpu() for made in decide_sequence(policy, layers, [each.keep])[0]] for policy in policies]
-        return self._measured(each, trace.without_queries(), masks)
+        masks, notes = [], []
+        for policy in policies:
+            (decisions,) = decide_sequence(policy, layers, [each.keep])
+            masks.append([made.mask.cpu() for made in decisions])
+            notes.append(next((made.note for made in decisions if made.note), ""))
+        return list(zip(self._measured(each, trace.without_queries(), masks), notes, strict=True))
 
     def _trace(self, each: CalibrationItem) -> Trace:
         held = self._traces.get(each.item.id)
         if held is None:
+            began = time.perf_counter()
             held = record(self._subject.structure, each.context)
+            self.recording_seconds += time.perf_counter() - began
             self._traces.put(each.item.id, held)
         return held.on(self._subject.structure)
 

@@ -15,6 +15,7 @@ from cachecraft.errors import RunError
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS fitness (
   candidate TEXT NOT NULL, item TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (candidate, item));
+CREATE TABLE IF NOT EXISTS notes (candidate TEXT PRIMARY KEY, note TEXT NOT NULL);
 """
 
 
@@ -38,6 +39,7 @@ class FitnessRecord:
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.executescript(_SCHEMA)
             rows = self._connection.execute("SELECT candidate, item, value FROM fitness").fetchall()
+            self._notes = dict(self._connection.execute("SELECT candidate, note FROM notes"))
         except sqlite3.Error as error:
             raise RunError(f"The search in {folder} cannot be opened ({error}); name another with --run.") from error
         self._values = {(candidate, item): float(value) for candidate, item, value in rows}
@@ -52,19 +54,31 @@ class FitnessRecord:
         """The fitness of a candidate on an item, if it was measured."""
         return self._values.get((candidate, item))
 
-    def add(self, item: str, values: Mapping[str, float]) -> None:
+    def note(self, candidate: str) -> str:
+        """What of a candidate's allocation had to give way on some item, in one sentence; "" if nothing had."""
+        return str(self._notes.get(candidate, ""))
+
+    def add(self, item: str, values: Mapping[str, float], notes: Mapping[str, str] | None = None) -> None:
         """Store what was measured on an item, all or nothing.
+
+        Args:
+            item: Its id.
+            values: Fitness by candidate.
+            notes: By candidate what of its allocation had to give way; "" for nothing.
 
         Raises:
             RunError: The disk is full or the folder is not writable.
         """
+        told = {candidate: note for candidate, note in (notes or {}).items() if note}
         rows = [(candidate, item, value) for candidate, value in values.items()]
         try:
             with self._connection:
                 self._connection.executemany("INSERT OR REPLACE INTO fitness VALUES (?,?,?)", rows)
+                self._connection.executemany("INSERT OR IGNORE INTO notes VALUES (?,?)", told.items())
         except sqlite3.Error as error:
             raise RunError(
                 f"What was measured could not be written to {self._folder} ({error}); free some space and run the same "
                 "command again: what was measured before is kept."
             ) from error
+        self._notes = told | self._notes
         self._values |= {(candidate, item): value for candidate, item, value in rows}

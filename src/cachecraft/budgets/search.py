@@ -24,16 +24,17 @@ from cachecraft.policy.contract import Policy
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """Told after each generation and each line of the table.
+    """Told after each item, each generation and each line of the table.
 
     Attributes:
         group, groups: The group that is searched, from 0, and how many there are.
         iteration, iterations: Generations of the group done, and asked for.
         measured: Vectors measured so far, those of earlier commands included.
-        best: The best vector's mean budget.
+        best: The best vector's mean budget; as `fitness` and `uniform` None before the first generation is measured.
         fitness: Its fitness, from 0 to 1.
         uniform: That of the uniform division, where the search began.
         seconds: Since this command began to search.
+        item, items: Items that the present generation was measured on, and how many there are; 0 between generations.
         what: The line of the table that is measured, once the search is over.
     """
 
@@ -42,10 +43,12 @@ class SearchProgress:
     iteration: int
     iterations: int
     measured: int
-    best: float
-    fitness: float
-    uniform: float
+    best: float | None
+    fitness: float | None
+    uniform: float | None
     seconds: float
+    item: int = 0
+    items: int = 0
     what: str = ""
 
     @property
@@ -91,7 +94,7 @@ def run_search(
         calibration: The search split's items.
         record: What was measured before, and where the rest is put.
         iterations: Generations of a group, for the progress.
-        progress: Called after each generation.
+        progress: Called after each generation, and after each item that one is measured on.
 
     Raises:
         RunError: The model gives numbers that are not finite, or the record cannot be written.
@@ -99,30 +102,44 @@ def run_search(
     """
     began = time.perf_counter()
     first: Vector | None = None
-    while not search.done:
-        fresh = search.ask()
-        first = first or fresh[0]
-        search.tell(_fitness(search.target, fresh, scorer, calibration, record))
-        assert search.best is not None
+
+    def tell(item: int = 0) -> None:
+        best = search.best
         progress(
             SearchProgress(
-                group=min(search.group, len(search.groups) - 1) if not search.done else len(search.groups),
+                group=search.group,
                 groups=len(search.groups),
                 iteration=search.iteration,
                 iterations=iterations,
                 measured=len(search.known),
-                best=search.best.mean,
-                fitness=search.known[search.best],
-                uniform=search.known[first],
+                best=None if best is None else best.mean,
+                fitness=None if best is None else search.known[best],
+                uniform=None if first is None else search.known.get(first),
                 seconds=time.perf_counter() - began,
+                item=item,
+                items=len(calibration.items) if item else 0,
             )
         )
 
+    while not search.done:
+        fresh = search.ask()
+        first = first or fresh[0]
+        search.tell(_fitness(search.target, fresh, scorer, calibration, record, tell))
+        tell()
+
 
 def _fitness(
-    target: int, vectors: Sequence[Vector], scorer: Scorer, calibration: Calibration, record: FitnessRecord
+    target: int,
+    vectors: Sequence[Vector],
+    scorer: Scorer,
+    calibration: Calibration,
+    record: FitnessRecord,
+    tell: Callable[[int], None],
 ) -> dict[Vector, float]:
-    """The mean fitness of vectors over all items; what the record lacks is measured, an item's vectors in one batch."""
+    """The mean fitness of vectors over all items; what the record lacks is measured, an item's vectors in one batch.
+
+    `tell` is called with the number of items done after each that was measured.
+    """
     keys = {vector: vector_key(vector) for vector in vectors}
     policies = {vector: scorer.at(vector) for vector in vectors}
     values: dict[Vector, list[float]] = {vector: [] for vector in vectors}
@@ -135,6 +152,7 @@ def _fitness(
                 calibration, number, missing, [(policies[v], own) for v, own in zip(missing, counts, strict=True)]
             )
             record.add(each.item.id, {keys[vector]: value for vector, value in zip(missing, found, strict=True)})
+            tell(number + 1)
         for vector in vectors:
             value = record.get(keys[vector], each.item.id)
             assert value is not None
@@ -177,8 +195,9 @@ def table(
         progress(f"{each.item.task} {each.item.split} {number + 1}/{len(calibration.items)}")
         missing = [key for key in policies if record.get(key, each.item.id) is None]
         if missing:
-            found = calibration.by_policy(number, [policies[key] for key in missing])
-            record.add(each.item.id, dict(zip(missing, found, strict=True)))
+            found = dict(zip(missing, calibration.by_policy(number, [policies[key] for key in missing]), strict=True))
+            values_of = {key: value for key, (value, _) in found.items()}
+            record.add(each.item.id, values_of, {key: note for key, (_, note) in found.items()})
         for key, own in values.items():
             value = record.get(key, each.item.id)
             assert value is not None

@@ -58,7 +58,11 @@ class EvolKVSettings:
         for name, value, least in (
             ("A group", self.group_size, 1),
             ("A number of iterations", self.iterations, 1),
-            ("A population", self.population or 4, 4),  # with fewer, CMA-ES learns nothing of the spread
+            (
+                "A population",
+                4 if self.population is None else self.population,
+                4,
+            ),  # with fewer, CMA-ES learns nothing of the spread
             ("A least budget", self.minimum, 1),
         ):
             if value < least:
@@ -66,6 +70,11 @@ class EvolKVSettings:
         for name, number in (("λ", self.weight), ("γ", self.discount), ("σ", self.sigma)):
             if not math.isfinite(number) or number < 0 or (name == "σ" and number == 0):
                 raise BudgetError(f"{name} is {number}; give a finite number {'above 0' if name == 'σ' else 'from 0'}.")
+        if 1 + self.weight * (1 - self.discount) < 0:
+            raise BudgetError(
+                f"With λ {self.weight:g} and γ {self.discount:g} a small cache is worth less than nothing, which "
+                f"turns the search around; give a γ of at most {1 + 1 / self.weight:g}."
+            )
         for kind, word, known in (
             ("mean", self.mean, MEANS),
             ("granularity", self.granularity, GRANULARITIES),
@@ -94,6 +103,7 @@ class SearchTask:
         fitness: ``likelihood`` is exp of the mean log-probability of the reference answer's tokens, ``answer`` the
             task's own score of the generated answer; both from 0 to 1.
         seed: Base seed of the items.
+        skip_long: Leave out benchmark items longer than the length, instead of cutting or refusing them.
     """
 
     budget: Budget
@@ -103,6 +113,7 @@ class SearchTask:
     regime: Regime = "agnostic"
     fitness: Fitness = "likelihood"
     seed: int = 0
+    skip_long: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured; BudgetError."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cachecraft.errors import BudgetError, CacheCraftError
+from cachecraft.policy.budgets_file import FILE_NAME
 from cachecraft.policy.contract import Policy, load_policy
 from cachecraft.policy.decide import keep_count
 
@@ -106,10 +107,14 @@ def make_cells(
         for spec in policies
         for allocation in allocations or (None,)
     ]
-    names: dict[str, str] = {}
+    names: dict[str, Policy] = {}
     for policy in loaded:
-        if names.setdefault(label := _label(policy), policy.id) != policy.id:
-            raise CacheCraftError(f"Two different policies are called {label!r}; rename one of the files.")
+        first = names.setdefault(label := _label(policy), policy)
+        if first.id != policy.id:
+            files = [each.allocation.origin for each in (first, policy) if each.allocation is not None]
+            where = f", with budgets from {files[0]} and {files[-1]}" if len(set(files)) == 2 and all(files) else ""
+            what = "run folders" if where and files[0].endswith(FILE_NAME) else "files"
+            raise CacheCraftError(f"Two different policies are called {label!r}{where}; rename one of the {what}.")
     wanted = set(references)
     cells = [Cell("full", FULL, None, True)] if "full" in wanted else []
     unique = list({policy.id: policy for policy in loaded}.values())

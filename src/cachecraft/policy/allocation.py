@@ -244,12 +244,14 @@ class Allocation:
         shares: Of ``"explicit"``, for each layer one share, or one for each kv head.
         label: What tables call it.
         adaptive_heads: Of ``"explicit"`` with shares of layers: heads share the layer's as under ``"adaptive"``.
+        origin: Its file, for messages; "" if it was not read from one.
     """
 
     name: str
     shares: tuple[tuple[float, ...], ...] = ()
     label: str = ""
     adaptive_heads: bool = False
+    origin: str = ""
 
     def __str__(self) -> str:
         return self.label or self.name

@@ -20,16 +20,22 @@ Numbers = list[int | float] | list[list[int | float]]  # a number for each layer
 
 FORMAT: Literal["cachecraft-budgets-1"] = "cachecraft-budgets-1"
 FILE_NAME = "budgets.json"
+SHIPPED = Path(__file__).resolve().parent.parent / "policies" / "budgets"  # files that are named without their ending
+MOST = 1e12  # entries; what is beyond has no meaning and may overflow
 
 
 class Row(BaseModel):
-    """One line of a search's table: a division and its fitness, from 0 to 1, on search and on validation items."""
+    """One line of a search's table: a division and its fitness, from 0 to 1, on search and on validation items.
+
+    `note` says what of the division had to give way on some item.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     name: str
     search: float
     validation: float | None = None
+    note: str | None = None
 
 
 class BudgetsFile(BaseModel):
@@ -38,11 +44,11 @@ class BudgetsFile(BaseModel):
     Attributes:
         format: The version of its form.
         budgets: For each compressed layer a number, or one for each kv head; finite, at least 0, not all 0.
-        model, policy: What they were searched for; the policy with the constants found.
+        model, policy, policy_id: What they were searched for; the policy with the constants found, and its id.
         granularity: Whether layers or kv heads have budgets of their own.
         heads: Whether the heads of a layer keep ``alike`` or share its budget by score, ``adaptive``.
         target: Entries per kv head that the search aimed at.
-        tokens: Entries of the shortest context in the search.
+        tokens: The most that a budget could be in the search: as much as its longest context holds.
         found: The best budgets before completion to the target, in the form of `budgets`.
         before, after: Fitness on the search items before and after completion.
         completions: `budgets` completed to other targets.
@@ -57,6 +63,7 @@ class BudgetsFile(BaseModel):
     budgets: Numbers = Field(min_length=1)
     model: str = ""
     policy: str = ""
+    policy_id: str = ""
     granularity: Literal["layer", "head"] = "layer"
     heads: Literal["alike", "adaptive"] = "alike"
     target: int | None = None
@@ -72,6 +79,9 @@ class BudgetsFile(BaseModel):
     @field_validator("budgets")
     @classmethod
     def _meaningful(cls, budgets: Numbers) -> Numbers:
+        given = [number for row in budgets for number in (row if isinstance(row, list) else [row])]
+        if any(number > MOST for number in given):  # before they become floats, which hold no whole number of any size
+            raise ValueError(f"a number is above {MOST:g}; budgets count entries, in proportion")
         rows = rows_of(budgets)
         if len({len(row) for row in rows}) != 1 or not rows[0]:
             raise ValueError("layers have different numbers of kv heads")
@@ -115,11 +125,16 @@ def read_budgets(path: str | Path) -> BudgetsFile:
         ) from None
 
 
+def shipped_budgets() -> tuple[str, ...]:
+    """Names of the budgets that come with CacheCraft, in alphabetical order."""
+    return tuple(sorted(path.stem for path in SHIPPED.glob("*.json")))
+
+
 def parse_allocation(text: str) -> Allocation:
-    """Read ``"uniform"``, ``"pyramid"``, ``"reversed_pyramid"``, ``"adaptive"``, ``"global"`` or a budgets file.
+    """Read ``"uniform"``, ``"pyramid"``, ``"reversed_pyramid"``, ``"adaptive"``, ``"global"`` or budgets.
 
     Args:
-        text: A name, or a path that ends in ``.json``.
+        text: A name, that of budgets that come with CacheCraft included, or a path that ends in ``.json``.
 
     Raises:
         UnknownNameError: No such allocation.
@@ -128,10 +143,11 @@ def parse_allocation(text: str) -> Allocation:
     text = text.strip()
     if text in NAMES:
         return Allocation(text)
-    if not text.endswith(".json"):
-        raise UnknownNameError("allocation", text, NAMES, "A budgets file ends in .json.")
-    path = Path(text).expanduser()
+    shipped = shipped_budgets()
+    if not text.endswith(".json") and text not in shipped:
+        raise UnknownNameError("allocation", text, [*NAMES, *shipped], "A budgets file ends in .json.")
+    path = SHIPPED / f"{text}.json" if text in shipped else Path(text).expanduser()
     whole = path.absolute()
     label = whole.parent.name if whole.name == FILE_NAME else whole.stem
     held = read_budgets(path)
-    return Allocation("explicit", rows_of(held.budgets), label, held.heads == "adaptive")
+    return Allocation("explicit", rows_of(held.budgets), label, held.heads == "adaptive", str(whole))

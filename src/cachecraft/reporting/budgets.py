@@ -44,10 +44,13 @@ def _line(seen: SearchProgress) -> str:
     if seen.what:
         return f"table: {seen.what}"
     left = seen.seconds * (1 - seen.share) / seen.share if seen.share else None
+    item = f", item {seen.item} of {seen.items}" if seen.items else ""
+    best = "nothing measured yet"
+    if seen.fitness is not None:
+        best = f"best {seen.fitness:.3f} at {seen.best:.1f} entries a head, uniform {seen.uniform:.3f}"
     return (
-        f"group {min(seen.group + 1, seen.groups)} of {seen.groups}, generation {seen.iteration} of {seen.iterations}, "
-        f"{seen.measured} vectors: best {seen.fitness:.3f} at {seen.best:.1f} entries a head, uniform "
-        f"{seen.uniform:.3f}; {_minutes(seen.seconds)} spent"
+        f"group {min(seen.group + 1, seen.groups)} of {seen.groups}, generation {seen.iteration} of {seen.iterations}"
+        f"{item}, {seen.measured} vectors: {best}; {_minutes(seen.seconds)} spent"
         + (f", about {_minutes(left)} left" if left is not None else "")
     )
 
@@ -68,6 +71,11 @@ def budget_table(found: BudgetsFile) -> Table:
         cells = [f"{row.search:.3f}"] + ([] if row.validation is None else [f"{row.validation:.3f}"])
         table.add_row(row.name, *cells)
     return table
+
+
+def budget_notes(found: BudgetsFile) -> list[str]:
+    """What of the table's divisions had to give way, a line each."""
+    return [f"{row.name}: {row.note}" for row in found.table if row.note]
 
 
 def plot_budgets(found: BudgetsFile, paths: Sequence[Path], *, title: str) -> None:

@@ -10,7 +10,6 @@ it holds what the window will still show to the next token, as in the stock cach
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 import torch
@@ -18,40 +17,11 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from cachecraft.errors import ModelError
+from cachecraft.runtime.blocks import blocks_of
 from cachecraft.runtime.kernels import masked_attention, visible
 
-
-@dataclass(eq=False)
-class _Block:
-    """The heads of one length: which they are among all rows' heads, and their entries.
-
-    Attributes:
-        heads: (n,) int64 places among the B * G heads, or None for all of them in order.
-        keys: (n, capacity, D).
-        values: (n, capacity, D).
-        filled: How many of the slots are in use, from the left.
-    """
-
-    heads: Tensor | None
-    keys: Tensor
-    values: Tensor
-    filled: int
-
-    def in_use(self, window: int | None, new: int = 0) -> slice:
-        """The slots that `new` tokens after the first ones of a sliding window may see; all of them without one."""
-        return slice(0 if window is None else max(0, self.filled - new - window + 1), self.filled)
-
-    def with_room(self, new: int, window: int | None) -> _Block:
-        """A copy, without what a sliding window hides, that `new` more tokens fit into."""
-        used = self.in_use(window)
-        keys, values = _grown(self.keys[:, used], new), _grown(self.values[:, used], new)
-        return _Block(self.heads, keys, values, used.stop - used.start)
-
-
-def _grown(used: Tensor, new: int) -> Tensor:
-    larger = used.new_empty(used.shape[0], used.shape[1] + new, used.shape[2])
-    larger[:, : used.shape[1]] = used
-    return larger
+GROWTH = 8  # a block that is full grows by an eighth
+LEAST_ROOM = 16  # tokens that it grows by at least
 
 
 class CompressedLayer(DynamicLayer):
@@ -83,7 +53,7 @@ class CompressedLayer(DynamicLayer):
                 f"Lengths {lengths.tolist()} do not fit {keys.shape[0]} keys and {values.shape[0]} values of "
                 f"{seen} tokens; every head needs at least one entry and at most one for each token."
             )
-        self._blocks = _blocks(keys, values, counts)
+        self._blocks = blocks_of(keys, values, counts)
         several = [block.heads for block in self._blocks if block.heads is not None]
         self._order = torch.cat(several) if several else None  # heads as the blocks hold them, one after another
         self._back = None if self._order is None else self._order.argsort()
@@ -95,17 +65,18 @@ class CompressedLayer(DynamicLayer):
         return parts
 
     def reserve(self, new: int) -> None:
-        """Make room for `new` more tokens, so that adding them copies nothing else."""
+        """Make room for `new` more tokens; what grows does so in proportion to what it holds, so that few copies do."""
         self._blocks = [
-            block if block.keys.shape[1] >= block.filled + new else block.with_room(new, self.window)
+            block
+            if block.keys.shape[1] >= block.filled + new
+            else block.with_room(max(new, block.filled // GROWTH, LEAST_ROOM), self.window)
             for block in self._blocks
         ]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append new tokens, (B, G, N, D) each; they are returned as they came, since heads differ in length."""
         new = key_states.shape[2]
-        if any(block.filled + new > block.keys.shape[1] for block in self._blocks):
-            self.reserve(max(new, 64))
+        self.reserve(new)
         parts = self._by_block(key_states.flatten(0, 1)), self._by_block(value_states.flatten(0, 1))
         for block, keys, values in zip(self._blocks, *parts, strict=True):
             added = slice(block.filled, block.filled + new)
@@ -174,6 +145,12 @@ class CompressedLayer(DynamicLayer):
         return self.bytes_per_entry * int(self.lengths.sum())
 
     @property
+    def stored_bytes(self) -> int:
+        """Bytes of memory that its tensors really take, room for new tokens included."""
+        storages = [side.untyped_storage() for block in self._blocks for side in (block.keys, block.values)]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    @property
     def full_bytes(self) -> int:
         """Bytes that the layer would take if nothing was evicted: all tokens, or all that its window shows."""
         entries = self.seen if self.window is None else min(self.seen, self.window - 1)
@@ -200,25 +177,6 @@ class CompressedLayer(DynamicLayer):
 
     # Inherited forms of these would work on tensors that this layer does not have.
     crop = reset = reorder_cache = batch_repeat_interleave = batch_select_indices = offload = prefetch = _refuse
-
-
-def _blocks(keys: Tensor, values: Tensor, counts: Sequence[int]) -> list[_Block]:
-    if len(set(counts)) == 1:
-        shape = (len(counts), counts[0])
-        return [_Block(None, keys.view(*shape, keys.shape[-1]), values.view(*shape, values.shape[-1]), counts[0])]
-    by_length: dict[int, list[int]] = {}
-    for head, count in enumerate(counts):
-        by_length.setdefault(count, []).append(head)
-    each_key, each_value = keys.split(list(counts)), values.split(list(counts))
-    return [
-        _Block(
-            torch.tensor(heads, device=keys.device),
-            torch.stack([each_key[head] for head in heads]),
-            torch.stack([each_value[head] for head in heads]),
-            count,
-        )
-        for count, heads in by_length.items()
-    ]
 
 
 class CompressedCache(Cache):
@@ -290,3 +248,8 @@ class CompressedCache(Cache):
     def bytes(self) -> int:
         """Bytes of the keys and values in use."""
         return sum(layer.bytes for layer in self.compressed)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of memory that its tensors really take, room for new tokens included."""
+        return sum(layer.stored_bytes for layer in self.compressed)

@@ -75,6 +75,11 @@ class CompressedContext:
         return self._cache.bytes
 
     @property
+    def stored_bytes(self) -> int:
+        """Bytes of memory that they really take, measured from the tensors' storage."""
+        return self._cache.stored_bytes
+
+    @property
     def full_bytes(self) -> int:
         """Bytes that they would take if nothing was evicted, sliding windows included."""
         return sum(layer.full_bytes for layer in self._cache.compressed)
@@ -172,7 +177,7 @@ class CompressedContext:
         Raises:
             ModelError: The file cannot be written.
         """
-        record = ContextRecord(self.policy, self.policy_id, self.forced, self._frame, self._gap)
+        record = ContextRecord(self.policy, self.policy_id, self.forced, self._frame, self._gap, self.allocation_note)
         write_context(Path(path), self._structure, self._cache, record)
 
 
@@ -196,7 +201,15 @@ def load(path: str | Path, model: PreTrainedModel, tokenizer: Any, *, force: boo
             f"{path} was made with another tokenizer or chat template; load it with the one it was made with."
         )
     return CompressedContext(
-        record.policy, record.policy_id, record.forced, structure, tokenizer, around, record.gap, cache
+        record.policy,
+        record.policy_id,
+        record.forced,
+        structure,
+        tokenizer,
+        around,
+        record.gap,
+        cache,
+        allocation_note=record.allocation_note,
     )
 
 

@@ -38,6 +38,7 @@ class ContextRecord:
     forced: bool
     frame: Frame
     gap: str
+    allocation_note: str = ""
 
 
 def write_context(path: Path, structure: ModelStructure, cache: CompressedCache, record: ContextRecord) -> None:
@@ -65,6 +66,7 @@ def write_context(path: Path, structure: ModelStructure, cache: CompressedCache,
         "forced": json.dumps(record.forced),
         "frame": json.dumps([record.frame.head, record.frame.tail, record.frame.first_ids]),
         "gap": record.gap,
+        "allocation_note": record.allocation_note,
     }
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -110,6 +112,7 @@ def read_context(path: Path, structure: ModelStructure) -> tuple[CompressedCache
                 bool(json.loads(metadata["forced"])),
                 Frame(head, tail, tuple(first)),
                 metadata["gap"],
+                metadata.get("allocation_note", ""),  # files of before have none
             )
     except FileNotFoundError as error:
         raise ModelError(f"There is no file {path}; check its path.") from error

@@ -157,7 +157,7 @@ class Eviction:
         for own in counts:
             with self._timed():
                 features, scored = self._waiting.pop(0)  # its dense keys and values are let go with it
-                scored = score(self._policy, features, own) if scored.read_keep else scored
+                scored = score(self._policy, features, own) if scored.one_budget else scored
                 kept = self._kept(features, select(self._policy, scored, own, features))
             yield features.layer, kept
 

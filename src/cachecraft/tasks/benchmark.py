@@ -45,6 +45,7 @@ class Sample:
         chat: Whether the model's chat template is used when it has one.
         stop: Strings at which the answer ends.
         alternatives: Whether the answers are aliases of each other.
+        solution: All that the model should write, where the answers are only its end.
     """
 
     place: str
@@ -60,6 +61,7 @@ class Sample:
     chat: bool = True
     stop: tuple[str, ...] = ()
     alternatives: bool = True
+    solution: str = ""
 
     @cached_property
     def group(self) -> str:
@@ -144,7 +146,8 @@ class BenchmarkTask:
         """Hash of all samples."""
         state = hashlib.sha256()
         for sample in self.samples:
-            state.update(json.dumps([sample.context, sample.question, sample.answers, sample.metric]).encode())
+            told = [sample.context, sample.question, sample.answers, sample.metric]
+            state.update(json.dumps([*told, sample.solution] if sample.solution else told).encode())
         return state.hexdigest()
 
     @cached_property
@@ -231,6 +234,7 @@ class BenchmarkTask:
             alternatives=sample.alternatives,
             classes=sample.classes,
             metric=sample.metric,
+            solution=sample.solution,
             group=sample.group,
         )
 
@@ -240,10 +244,10 @@ class BenchmarkTask:
         if not usable.items:
             return TaskError(
                 f"The data for {self.name} holds no item for split {split} that fits {length} tokens{left}; "
-                "ask for a greater length, give more data, or take every item with --split all."
+                "ask for a greater length or give more data; `evaluate` takes every item with --split all."
             )
         return TaskError(
             f"The data for {self.name} holds {usable.items} items for split {split} that fit {length} tokens{left}, so "
-            f"there is no item {index}; ask for at most {usable.items} with --samples, take what there is with "
-            "--limit, or every item with --split all."
+            f"there is no item {index}; ask for at most {usable.items} items of each task, for a greater length, or "
+            "give more data; `evaluate` takes what there is with --limit, or every item with --split all."
         )

@@ -22,7 +22,7 @@ SPLITS = ("search", "validation", "test")
 ALL = "all"
 """Every item of a published benchmark's files, which the three splits share among them; for reports only."""
 
-_ADDED = ("classes", "metric")  # fields that came later: ids made before are those of items without them
+_ADDED = ("classes", "metric", "solution")  # fields that came later: ids made before are those of items without them
 _APART = ("group",)  # fields that say how items are counted and not what they are
 
 
@@ -64,6 +64,8 @@ class Item:
         alternatives: True if the references are aliases, any one of which is a whole answer.
         classes: Names that a classification chooses from; () for other tasks.
         metric: Name of the item's own metric, where items of one task differ in it.
+        solution: All that the model should write, its first space included, where the references are only its end; else
+            "".
         group: Items that were made from one sample or document share this name, whatever their lengths; "" where
             `document` says all. It is no part of the id.
     """
@@ -86,6 +88,7 @@ class Item:
     alternatives: bool = False
     classes: tuple[str, ...] = ()
     metric: str = ""
+    solution: str = ""
     group: str = ""
 
     @cached_property
@@ -98,18 +101,20 @@ class Item:
 
     @property
     def reference_texts(self) -> tuple[str, ...]:
-        """The texts whose likelihood may be measured (the best counts): one, or one for each alias.
+        """The texts whose likelihood may be measured (the best counts): the solution, else one for each alias, or one.
 
         They continue the answer prefix, so each starts with a space unless the prefix is empty or ends in
         one.
         """
+        if self.solution:
+            return (self.solution,)
         lead = "" if not self.answer_prefix or self.answer_prefix[-1].isspace() else " "
         answers = self.references if self.alternatives else (", ".join(self.references),)
         return tuple(lead + answer for answer in answers)
 
     @property
     def reference_text(self) -> str:
-        """The first of `reference_texts`: all references joined by ", ", or the first alias."""
+        """The first of `reference_texts`: the solution, all references joined by ", ", or the first alias."""
         return self.reference_texts[0]
 
 

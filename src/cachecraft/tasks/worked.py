@@ -125,6 +125,7 @@ def _asked(
             opening=len(context),
             chat=False,
             stop=stop,
+            solution=f" {each.solution}",  # as in the examples: a likelihood is of the steps, not of a bare number
         )
         for each in asked
     ]
