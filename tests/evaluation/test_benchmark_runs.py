@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.tasks.benchmark_data import write_benchmarks, write_essay
 
 from cachecraft.api import Evaluation, open_evaluation
 from cachecraft.errors import CacheCraftError, TaskError
+from cachecraft.evaluation import measure
 from cachecraft.evaluation.cells import Budget
 from cachecraft.evaluation.grid import evaluate
 from cachecraft.evaluation.selections import Subject
@@ -91,3 +93,38 @@ def test_a_run_over_a_benchmark_goes_on_where_it_stopped(subject: Subject, tmp_p
 def test_lengths_and_limits_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(CacheCraftError):
         Settings(("knorm",), (Budget(ratio=0.5),), ("needle",), **wrong)
+
+
+@pytest.mark.parametrize("references", [("full",), ()])
+def test_fidelity_is_scored_on_the_full_caches_answer_up_to_the_stop_string(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, references: tuple[str, ...]
+) -> None:
+    row = {"context": "The sky is blue. " * 9, "question": "What?", "answers": ["blue"], "metric": "qa_f1"}
+
+    def run(name: str, stop: list[str]) -> Evaluation:
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text(json.dumps({**row, "stop": stop, "max_new_tokens": 30}) + "\n")
+        return measured(
+            subject,
+            tmp_path / name,
+            tasks=(str(file),),
+            scoring=("answer", "fidelity"),
+            split="all",
+            length=400,
+            limit=1,
+            references=("full",) if not stop else references,
+        )
+
+    free = next(each for each in run("free", []).results if (each.label, each.scoring) == ("full", "answer"))
+    stop = free.detail["answer"][6:9]
+    continued: list[list[int]] = []
+    plain = measure.fidelities
+    monkeypatch.setattr(measure, "fidelities", lambda *given: continued.append(given[-1]) or plain(*given))
+    found = run("cut", [stop])
+    text = subject.tokenizer.decode(continued[0])
+    assert stop in text and text.index(stop) + len(stop) > len(text) - 8, "nothing of what comes after it"
+    answer = free.detail["answer"]
+    for each in found.results:
+        if (each.label, each.scoring) == ("full", "answer"):
+            assert each.detail["answer"] == answer[: answer.index(stop)]
+    assert {each.scoring for each in found.results if each.label == "knorm"} == {"answer", "fidelity"}

@@ -97,6 +97,8 @@ def evaluate(
 
 
 def _id(subject: Subject, settings: Settings, cell: Cell, scoring: Scoring, item: Item) -> str:
+    # Fidelity went past stop strings before: such results count no more, and only they.
+    cut = {"continuation": "cut"} if scoring == "fidelity" and item.stop else {}
     return result_id(
         model=subject.name,
         revision=subject.revision,
@@ -106,6 +108,7 @@ def _id(subject: Subject, settings: Settings, cell: Cell, scoring: Scoring, item
         item=item.id,
         regime=settings.regime,
         scoring=scoring,
+        **cut,
     )
 
 
