@@ -15,6 +15,7 @@ import transformers
 from cachecraft.errors import CacheCraftError
 from cachecraft.evaluation.cells import REFERENCES, REGIMES, SCORINGS, Budget, Regime, Scoring
 from cachecraft.evaluation.selections import Subject
+from cachecraft.tasks.registry import whole_names
 from cachecraft.tasks.task import ALL, SPLITS, Usable
 
 # In which a folder's commands agree; `sources` holds the hash of each task's material, and may grow with the tasks.
@@ -135,7 +136,7 @@ def settings_record(
         "length": list(settings.lengths),
         "split": settings.split,
         "seed": settings.seed,
-        "tasks": list(settings.tasks),
+        "tasks": list(whole_names(settings.tasks)),
         "skipped": dict(skipped),
         "essays": list(settings.essays),
         "data": list(settings.data),
