@@ -12,7 +12,7 @@ from tests.families import build_model
 from tests.tasks.benchmark_data import write_benchmarks, write_essay
 
 from cachecraft.api import Evaluation, open_evaluation
-from cachecraft.errors import CacheCraftError, TaskError
+from cachecraft.errors import CacheCraftError, RunError, TaskError
 from cachecraft.evaluation import measure
 from cachecraft.evaluation.cells import Budget
 from cachecraft.evaluation.grid import evaluate
@@ -62,12 +62,15 @@ def test_limit_takes_what_there_is_and_skip_long_says_what_it_left_out(
     found = measured(subject, tmp_path / "run", length=600, **asked)
     assert found.summary().items == {"kv_retrieval": 3, "longeval": 3}
     cut = measured(subject, tmp_path / "cut", tasks=("longbench:qasper",), data=(str(folder),), length=1250, limit=2)
-    assert any("Cut to that length: longbench:qasper 2 items" in line for line in notes(cut.summary(), cut.settings))
+    assert "Cut to that length: longbench:qasper 2 of 2 looked at." in notes(cut.summary(), cut.settings)
     with pytest.raises(TaskError, match=r"holds no item .* fits 150 tokens \(3 longer ones are left out\)"):
         measured(subject, tmp_path / "none", length=150, skip_long=True, **asked)
     part = measured(subject, tmp_path / "part", length=250, skip_long=True, **asked)
     assert part.summary().items == {"longeval": 3}, "a task without an item that fits does not stop the others"
     assert part.settings["skipped"] == {"kv_retrieval": "has no item that fits 250 tokens"}
+    assert "Left out as longer than that: kv_retrieval 3 of 3 looked at." in notes(part.summary(), part.settings)
+    with pytest.raises(RunError, match="skip_long of longeval True, not False"):
+        measured(subject, tmp_path / "part", length=250, **(asked | {"tasks": ("longeval",)}))
     with pytest.raises(TaskError, match="holds 3 items for split all"):
         measured(subject, tmp_path / "few", length=600, **(asked | {"limit": None, "samples": 9}))
 

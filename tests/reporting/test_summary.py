@@ -112,6 +112,22 @@ def test_every_number_of_the_table_is_in_the_csv() -> None:
     assert lines[0].startswith("scoring,policy,reference,budget,kept")
 
 
+def test_fidelity_is_told_with_its_mean_kl() -> None:
+    kls = {("ruler:vt", 0): 0.1, ("ruler:vt", 1): 0.3, ("ruler:cwe", 0): 1.0}
+    found = [
+        result("good", "0.75", item, 0.5, task=task, scoring="fidelity", detail={"kl": kl})
+        for (task, item), kl in kls.items()
+    ]
+    summary = summarise(found, "fidelity")
+    assert summary.rows[0].cells["0.75"].kl == pytest.approx(0.6), "tasks weigh alike"
+    assert [(each["task"], each["kl"]) for each in records(summary)] == [
+        ("macro", pytest.approx(0.6)),
+        ("ruler:cwe", pytest.approx(1.0)),
+        ("ruler:vt", pytest.approx(0.2)),
+    ]
+    assert {each["kl"] for each in records(summarise(grid(), "answer"))} == {None}
+
+
 def test_an_average_says_of_how_many_tasks_it_is_and_what_was_skipped() -> None:
     skipped = {"ruler:qa_1": "needs SQuAD's questions", "ruler:vt": "was measured since"}
     summary = summarise(grid(), "answer", skipped=skipped)

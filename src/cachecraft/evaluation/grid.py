@@ -62,7 +62,14 @@ def evaluate(
             cell.policy.allocation.require_model(len(subject.structure.compressed), subject.structure.kv_heads)
     subject.structure.require_room(max(settings.lengths))
     plan = plan_items(subject, settings)
-    record = settings_record(subject, settings, skipped=plan.choice.skipped, sources=plan.sources, usable=plan.usable)
+    record = settings_record(
+        subject,
+        settings,
+        skipped=plan.choice.skipped,
+        sources=plan.sources,
+        usable=plan.usable,
+        skip_long=plan.skip_long,
+    )
     store = open_run(folder, record, IDENTITY)
     store.add_policies((cell.policy.id, cell.policy.name, cell.policy.source) for cell in cells if cell.policy)
     store.log_reading(settings.split, purpose, datetime.now(UTC).isoformat(timespec="seconds"))

@@ -18,8 +18,8 @@ from cachecraft.evaluation.selections import Subject
 from cachecraft.tasks.registry import whole_names
 from cachecraft.tasks.task import ALL, SPLITS, Usable
 
-# In which a folder's commands agree; `sources` holds the hash of each task's material, and may grow with the tasks.
-IDENTITY = ("model", "revision", "dtype", "regime", "split", "seed", "ruler_compat", "sources")
+# In which a folder's commands agree; `sources` (the hash of each task's material) and `skip_long` grow with the tasks.
+IDENTITY = ("model", "revision", "dtype", "regime", "split", "seed", "ruler_compat", "sources", "skip_long")
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,7 @@ def settings_record(
     skipped: Mapping[str, str],
     sources: Mapping[str, str],
     usable: Mapping[tuple[str, int], Usable],
+    skip_long: Mapping[str, bool],
 ) -> dict[str, Any]:
     """The settings as written to run.yaml: resolved, in plain types.
 
@@ -126,6 +127,7 @@ def settings_record(
         skipped: Tasks that could not be made, with what each needs.
         sources: Hash of the material of each task that has any.
         usable: By task and length, how many items there are, left out and cut ones counted.
+        skip_long: For each task whose data end, whether its long items are left out.
     """
     return {
         "command": "evaluate",
@@ -143,8 +145,14 @@ def settings_record(
         "sources": dict(sources),
         "ruler_compat": settings.ruler_compat,
         "samples": settings.most,
+        "skip_long": dict(skip_long),
         "left_out": {f"{task} at {length}": each.too_long for (task, length), each in usable.items() if each.too_long},
         "cut": {f"{task} at {length}": each.cut for (task, length), each in usable.items() if each.cut},
+        "looked_at": {
+            f"{task} at {length}": each.looked_at
+            for (task, length), each in usable.items()
+            if each.too_long or each.cut
+        },
         "policies": list(settings.policies),
         "budgets": [budget.label for budget in settings.budgets],
         "scoring": list(settings.scoring),

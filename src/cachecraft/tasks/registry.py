@@ -60,8 +60,8 @@ def choose_tasks(names: Sequence[str], *, sources: Sources | None = None) -> Cho
     """Make tasks by name; of a family, those whose material is there.
 
     Args:
-        names: Tasks (``"ruler:vt"``), families (``"ruler"``, meaning all of it) and files (``"my_tasks.jsonl"``); after a
-            task its family need not be said again (``"longbench:qasper", "hotpotqa"``).
+        names: Tasks (``"ruler:vt"``), families (``"ruler"``, meaning all of it) and files (``"my_tasks.jsonl"``); after
+            a task its family need not be said again (``"longbench:qasper", "hotpotqa"``).
         sources: What the user named; read only as far as it takes to say which tasks have their material.
 
     Raises:

@@ -127,6 +127,11 @@ class Usable:
     too_long: int = 0
     cut: int = 0
 
+    @property
+    def looked_at(self) -> int:
+        """Of how many items of the data it was asked whether they fit."""
+        return self.items + self.too_long
+
 
 BOTH_REGIMES = ("agnostic", "aware")
 
