@@ -159,7 +159,11 @@ def _scored(prepared: _Prepared, answered: Sequence[Sequence[int]]) -> dict[tupl
     values: dict[tuple[int, Scoring], Value] = {}
     for cell, answer in zip(prepared.good("answer"), answered, strict=False):
         text = prepared.ending.text(answer)
-        values[id(cell), "answer"] = float(task.score(text, item)), {"answer": text, "new_tokens": len(answer)}
+        beside = {name: float(score(text, item)) for name, score in getattr(task, "beside", {}).items()}
+        values[id(cell), "answer"] = (
+            float(task.score(text, item)),
+            {"answer": text, "new_tokens": len(answer), **beside},
+        )
     return values
 
 
