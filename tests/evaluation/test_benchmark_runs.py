@@ -92,7 +92,7 @@ def test_a_run_over_a_benchmark_goes_on_where_it_stopped(subject: Subject, tmp_p
     assert [each.cells for each in seen] == [0, 0, 0] and seen[-1].total == 3
 
 
-@pytest.mark.parametrize("wrong", [{"length": ()}, {"length": (512, 0)}, {"limit": 0}])
+@pytest.mark.parametrize("wrong", [{"length": ()}, {"length": (512, 0)}, {"limit": 0}, {"references": ("ful",)}])
 def test_lengths_and_limits_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(CacheCraftError):
         Settings(("knorm",), (Budget(ratio=0.5),), ("needle",), **wrong)

@@ -86,6 +86,11 @@ def plan_items(subject: Subject, settings: Settings) -> Plan:
 def require_regime(task: Task, regime: str) -> None:
     """Refuse a regime that a task's prompts cannot be measured in; TaskError."""
     if regime not in task.regimes:
+        if place := getattr(task, "whole", ""):
+            raise TaskError(
+                f"{task.name}: {place} has neither question nor answer prefix, so that its prompt can only be "
+                f"compressed as a whole; give it one, or ask for --regime {task.regimes[0]}."
+            )
         raise TaskError(
             f"The prompts of {task.name} do not say what is context and what is question, so that they can only be "
             f"compressed as a whole; ask for --regime {task.regimes[0]}."

@@ -78,12 +78,13 @@ class Settings:
         """Refuse settings that cannot be measured.
 
         Raises:
-            CacheCraftError: An unknown regime, scoring or split, no budget, or fewer than one sample.
+            CacheCraftError: An unknown regime, scoring, split or reference line, no budget, or fewer than one sample.
         """
         for kind, value, known in (
             ("regime", self.regime, REGIMES),
             ("split", self.split, (*SPLITS, ALL)),
             *(("scoring", scoring, SCORINGS) for scoring in self.scoring),
+            *(("reference line", reference, REFERENCES) for reference in self.references),
         ):
             if value not in known:
                 raise CacheCraftError(f"There is no {kind} {value!r}; choose {' or '.join(known)}.")
@@ -148,6 +149,7 @@ def settings_record(
         "skip_long": dict(skip_long),
         "left_out": {f"{task} at {length}": each.too_long for (task, length), each in usable.items() if each.too_long},
         "cut": {f"{task} at {length}": each.cut for (task, length), each in usable.items() if each.cut},
+        "repeated": {task: each.repeated for (task, _), each in usable.items() if each.repeated},
         "looked_at": {
             f"{task} at {length}": each.looked_at
             for (task, length), each in usable.items()

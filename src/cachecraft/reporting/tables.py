@@ -124,7 +124,7 @@ def notes(summary: Summary, settings: dict[str, Any]) -> list[str]:
 
 
 def _not_as_they_are(summary: Summary, settings: dict[str, Any]) -> list[str]:
-    """Which tasks' items were left out or cut because of their length."""
+    """Which tasks' items were left out or cut because of their length, and how many repeat others."""
     lines = []
     looked_at = settings.get("looked_at") or {}
     for key, said in (("left_out", "Left out as longer than that"), ("cut", "Cut to that length")):
@@ -136,6 +136,10 @@ def _not_as_they_are(summary: Summary, settings: dict[str, Any]) -> list[str]:
         ]
         if found:
             lines.append(f"{said}: {', '.join(found)}.")
+    repeated = {task: count for task, count in (settings.get("repeated") or {}).items() if task in summary.items}
+    if repeated:
+        each = ", ".join(f"{task} {count}" for task, count in sorted(repeated.items()))
+        lines.append(f"Entries of the data that repeat another, counted once: {each}.")
     return lines
 
 

@@ -85,6 +85,8 @@ def choose_tasks(names: Sequence[str], *, sources: Sources | None = None) -> Cho
             own = custom_task(name, sources or Sources())
             if chosen.setdefault(own.name, own) is not own:
                 raise TaskError(f"Two files of tasks are called {own.name}; rename one of them.")
+        elif name.endswith((".json", ".jsonl.gz")):
+            raise TaskError(f"{name} is no file of tasks: such files end in {ENDING} and hold one item a line.")
         else:
             raise UnknownNameError("task", name, [*FAMILIES, *known], hint="`cachecraft tasks` lists them.")
     for name, task in list(chosen.items()):
