@@ -58,7 +58,7 @@ class Benchmark:
         """What becomes of longer items, for the heading."""
         if self.split != "all":
             return "made to fit"
-        return f"longer ones cut ({self.rule})" if self.cut else "longer ones left out"
+        return f"longer ones cut: {self.rule}" if self.cut else "longer ones left out"
 
 
 MIDDLE = "out of the middle"
@@ -167,7 +167,7 @@ def table(metric: Summary, fidelity: Summary) -> str:
     for row in metric.rows:
         name = f"*{row.label}*" if row.reference else row.label
         lines.append(f"| {name} | {' | '.join(cell(metric, fidelity, row.label, each) for each in metric.budgets)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def cell(metric: Summary, fidelity: Summary, row: str, budget: str) -> str:
