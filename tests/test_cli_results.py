@@ -11,8 +11,9 @@ from cachecraft import api
 from cachecraft.cli import app
 from cachecraft.evaluation.settings import IDENTITY
 from cachecraft.evaluation.store import open_run
+from cachecraft.tasks.scoring import longbench
 from tests.evaluation.made_runs import SETTINGS, result, wide, write
-from tests.tasks.benchmark_data import write_benchmarks
+from tests.tasks.benchmark_data import lines, longbench_rows, write_benchmarks
 
 
 def run(*arguments: str | Path) -> tuple[int, str]:
@@ -36,6 +37,12 @@ def test_tasks_lists_what_there_is_and_what_is_missing_here(tmp_path: Path) -> N
         "Error: There is no family of tasks named 'longbensh'; did you mean "
         + ("longbench or longbench_v2 or mini_longbench?"),
     )
+
+
+def test_what_is_missing_is_told_with_the_name_of_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(longbench, "CHINESE_WORDS", "no_such_package")
+    (tmp_path / "dureader.jsonl").write_text(lines(longbench_rows("dureader")))
+    assert "pip install 'cachecraft-kv[chinese]'" in run("tasks", "longbench", "--data", tmp_path)[1]
 
 
 def test_compare_says_what_is_shown_and_what_is_not(tmp_path: Path) -> None:
@@ -137,3 +144,17 @@ def test_a_summary_takes_the_first_scoring_that_its_results_hold(tmp_path: Path)
 def test_a_run_that_was_stopped_before_its_first_result_is_said_to_hold_none(command: str, tmp_path: Path) -> None:
     code, told = run(command, write(tmp_path / "run", {}))
     assert code == 2 and told.startswith("Error: ") and ("no result" in told or "no answers" in told)
+
+
+def test_maps_are_labelled_below_and_leave_out_what_was_rejected(tmp_path: Path) -> None:
+    text = {"length": 512, "needles": ["One of the special magic numbers for x is: 7."]}
+    held = [result(name, 0, 1.0, task="needle:0", detail={"answer": "7"}) for name in ("a", "b", "c", "d", "e", "half")]
+    held.append(result("half", 1, None, task="needle:10", state="rejected", reason="it returned NaN."))
+    store = open_run(tmp_path / "run", SETTINGS, IDENTITY)
+    for each in held:
+        store.add([each], text)
+    store.close()
+    code, told = run("heatmap", tmp_path / "run")
+    assert code == 0 and "half at 0.5 was rejected: it returned NaN." in told and "half at 0.5: share" not in told
+    drawn = (tmp_path / "run" / "needle_0.5.svg").read_text()
+    assert drawn.count("<!-- 512 -->") == 4, "below the lowest map of each column"

@@ -69,7 +69,7 @@ def compare(
     """Compare policies on the same items, corrected for many comparisons, and say what is shown and what is not."""
     with one_sentence():
         from cachecraft.evaluation import comparison
-        from cachecraft.reporting.comparison import margins, methods, sentences, side_by_side, unit_of
+        from cachecraft.reporting.comparison import margins, methods, rejections, sentences, side_by_side, unit_of
 
         if margin <= 0:
             raise CacheCraftError(f"--margin {margin:g} is no margin; give a number of points above 0.")
@@ -77,7 +77,7 @@ def compare(
         found = comparison.compare(cells, comparison.pairs_of(cells, against), correction=correction)
         out.print(side_by_side(cells, comparison.means(cells)))
         out.print()
-        for line in sentences(found, scored):
+        for line in [*rejections(cells.rejected), *sentences(found, scored)]:
             out.print(line, markup=False, soft_wrap=True)
         if near := comparison.near_full(cells, margin / unit_of(scored)[0]):
             out.print()
@@ -102,6 +102,8 @@ def pitfalls(
         from rich.table import Table
 
         from cachecraft import api
+        from cachecraft.evaluation import rows
+        from cachecraft.reporting.comparison import rejections
         from cachecraft.reporting.pitfalls import neglected, rises, survivals
 
         evaluation = api.open_evaluation(run)
@@ -118,9 +120,12 @@ def pitfalls(
             listing.add_row(each.policy, each.budget, each.task, str(each.items), *shares, *scores)
         out.print(listing)
         out.print("Survived: in every layer each token of it was kept by at least one kv head.", style="dim")
+        rejected = rows.rejections(each for each in evaluation.results if each.scoring == chosen)
+        for line in rejections(rejected):
+            out.print(line, markup=False, soft_wrap=True)
         for title, lines in (
             ("Parts kept less than half as much as the rest", neglected(evaluation.results, chosen)),
-            ("Scores that rise with eviction", rises(evaluation.results, chosen)),
+            ("Scores that rise with eviction", rises(evaluation.results, chosen, evaluation.length_of)),
         ):
             out.print(f"\n{title}: {len(lines) or 'none'}", style="bold")
             for line in lines:
@@ -135,10 +140,13 @@ def heatmap(
     """Print how often the needle was found by depth and length, and draw the maps into the run's folder."""
     with one_sentence():
         from cachecraft import api
-        from cachecraft.reporting.needle_map import export_maps, print_maps, spots
+        from cachecraft.reporting.comparison import rejections
+        from cachecraft.reporting.needle_map import export_maps, print_maps, rejected, spots
 
         evaluation = api.open_evaluation(run)
         held = spots(evaluation.results, evaluation.texts)
+        for line in rejections(rejected(evaluation.results)):
+            out.print(line, markup=False, soft_wrap=True)
         if not held:
             raise RunError(f"{run} holds no answers to needle tasks; measure some with --tasks needle.")
         print_maps(out, held, policy)

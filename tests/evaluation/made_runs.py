@@ -22,7 +22,9 @@ SETTINGS = {
 }
 
 
-def result(label: str, number: int, value: float, budget: str = "0.5", task: str = "t", **changes: object) -> Result:
+def result(
+    label: str, number: int, value: float | None, budget: str = "0.5", task: str = "t", **changes: object
+) -> Result:
     fields = {
         "id": f"{label}{budget}{task}{number}",
         "task": task,

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import build_tokenizer
 from tests.families import VOCABULARY, build_model
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -21,6 +22,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from cachecraft.errors import ModelError
 from cachecraft.evaluation import answers, forced
 from cachecraft.evaluation.answers import Question, answer_ids
+from cachecraft.evaluation.endings import Ending
 from cachecraft.evaluation.forced import fidelities, likelihoods, queries_of
 from cachecraft.evaluation.traces import record
 from cachecraft.runtime import compat
@@ -398,3 +400,41 @@ def test_questions_without_candidates_or_new_tokens_are_done_at_once(tiny_llama)
     trace = record(structure, random_context(0))
     questions = [Question(trace, [], PROMPT, 4), Question(trace, [everything()], PROMPT, 0)]
     assert dict(answers.answers(structure, questions)) == {0: [], 1: [[]]}
+
+
+TOKENIZER = build_tokenizer()
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**32), rows=st.integers(1, 4), cuts=st.lists(st.integers(0, 60), min_size=1, max_size=3))
+def test_answers_end_with_a_stop_string_and_say_what_they_would_have_said(tiny_llama, seed, rows, cuts):
+    structure = stops_at(tiny_llama, 42)
+    trace = record(structure, random_context(seed))
+    selections = [random_selection(seed + row) for row in range(rows)]
+    whole = answer_ids(structure, trace, selections, PROMPT, 24)
+    text = Ending(TOKENIZER).text(whole[0])
+    ending = Ending(TOKENIZER, tuple(text[cut : cut + 2 + number] for number, cut in enumerate(cuts) if text[cut:]))
+    found = answer_ids(structure, trace, selections, PROMPT, 24, hint=whole[-1][3:9], ending=ending)
+    assert [ending.text(answer) for answer in found] == [ending.text(answer) for answer in whole]
+    for answer, free in zip(found, whole, strict=True):
+        end = ending.place(free, len(free))
+        assert answer == free[:end], "which does not depend on how many tokens a pass found right"
+
+
+def test_a_stop_string_ends_the_passes(tiny_llama, monkeypatch):
+    structure = stops_at(tiny_llama)
+    trace = record(structure, random_context(3))
+    (whole,) = answer_ids(structure, trace, [everything()], PROMPT, 40)
+    text = Ending(TOKENIZER).text(whole[:5])
+    passes: list[int] = []
+    plain = compat.hidden_states
+    monkeypatch.setattr(compat, "hidden_states", lambda *given: passes.append(1) or plain(*given))
+    (found,) = answer_ids(structure, trace, [everything()], PROMPT, 40, ending=Ending(TOKENIZER, (text[-3:],)))
+    assert len(found) <= 5 and len(passes) <= 5
+
+
+def test_a_stop_string_that_begins_earlier_and_ends_later_still_cuts_the_answer():
+    ids = TOKENIZER("Here we go. There and", add_special_tokens=False)["input_ids"]
+    ending = Ending(TOKENIZER, ("we go", "ere we go. T"))
+    place = ending.place(ids, len(ids))
+    assert place is not None and ending.text(ids[:place]) == ending.text(ids) == "H"

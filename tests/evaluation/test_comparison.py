@@ -12,7 +12,7 @@ from cachecraft.evaluation import comparison
 from cachecraft.evaluation.corrections import benjamini_hochberg, holm
 from cachecraft.evaluation.settings import IDENTITY
 from cachecraft.evaluation.store import Result, open_run
-from cachecraft.reporting.comparison import margins, sentences
+from cachecraft.reporting.comparison import margins, rejections, sentences
 from cachecraft.reporting.pitfalls import neglected, rises, survivals
 
 
@@ -34,6 +34,17 @@ def test_what_is_shown_and_what_is_not_is_said_in_words(tmp_path: Path) -> None:
     assert said["bad"].startswith("bad at 0.5 is within 20 points of the full cache: not shown")
     close = margins(comparison.near_full(cells, 0.02), scoring)
     assert all(": not shown (" in line for line in close)
+
+
+def test_what_was_rejected_on_some_item_is_not_compared_on_the_rest(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", {"full": wide(0, 0.8), "good": wide(1, 0.7), "half": wide(2, 0.9, count=39)})
+    store = open_run(folder, SETTINGS, IDENTITY)
+    store.add([result("half", 39, None, state="rejected", reason="it returned NaN.")], {"length": 512})
+    store.close()
+    cells, _ = comparison.read_cells([folder])
+    assert "half" not in cells.scores and cells.rejected == {("half", "0.5"): "it returned NaN."}
+    assert rejections(cells.rejected) == ["half at 0.5 was rejected: it returned NaN."]
+    assert [row for row, _, _ in comparison.near_full(cells, 0.1)] == ["good"]
 
 
 def test_rows_of_several_runs_are_paired_by_item_and_told_apart_by_folder(tmp_path: Path) -> None:
@@ -94,7 +105,20 @@ def test_a_lost_answer_a_dropped_part_and_a_score_that_rises_are_seen() -> None:
     )
     assert second.score_if_not is None
     assert rises(held, "answer") == ["p on t scores 1.00 at 0.75 but 0.50 at 0.5, where more is kept."]
+    rejected = result("p", 2, None, "0.75", state="rejected", reason="it returned NaN.")
+    assert [each.budget for each in survivals([*held, rejected], "answer")] == ["0.5"]
+    assert not rises([*held, rejected], "answer")
     assert neglected(held, "answer")[0] == "p at 0.5 on t keeps 10 % of the instruction but 50 % of everything."
+
+
+def test_rising_scores_are_of_the_same_items_at_one_length_and_begin_with_the_full_cache() -> None:
+    held = [result("full", 0, 0.0, "0"), result("full", 1, 1.0, "0")]
+    held += [result("p", 0, 0.0, "0.5"), result("p", 1, 1.0, "0.5"), result("p", 1, 1.0, "0.75")]
+    assert not rises(held, "answer"), "the harder item was not measured at 0.75"
+    held += [result("p", 2, 1.0, "0.5"), result("full", 2, 0.0, "0")]
+    assert rises(held, "answer", lambda each: 512 + each.number // 2) == [
+        "p on t at 513 tokens scores 1.00 at 0.5 but 0.00 with the full cache."
+    ]
 
 
 def test_two_programs_of_one_name_are_two_rows_named_by_id_or_folder(tmp_path: Path) -> None:

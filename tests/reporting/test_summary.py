@@ -103,6 +103,8 @@ def test_a_budget_that_leaves_the_scorer_nothing_is_marked() -> None:
     summary = summarise(found, "answer")
     assert "*" in markdown(summary).split("| windowed |")[1].splitlines()[0]
     assert any(line.startswith("* Protection left nothing") for line in notes(summary, {}))
+    said = "Entries of the data that repeat another, counted once: ruler:vt 2."
+    assert said in notes(summary, {"repeated": {"ruler:vt": 2, "ruler:cwe": 1}})
 
 
 def test_every_number_of_the_table_is_in_the_csv() -> None:
@@ -110,6 +112,22 @@ def test_every_number_of_the_table_is_in_the_csv() -> None:
     lines = as_csv([summary]).splitlines()
     assert len(lines) == 1 + len(records(summary)) == 1 + 4 * 2
     assert lines[0].startswith("scoring,policy,reference,budget,kept")
+
+
+def test_fidelity_is_told_with_its_mean_kl() -> None:
+    kls = {("ruler:vt", 0): 0.1, ("ruler:vt", 1): 0.3, ("ruler:cwe", 0): 1.0}
+    found = [
+        result("good", "0.75", item, 0.5, task=task, scoring="fidelity", detail={"kl": kl})
+        for (task, item), kl in kls.items()
+    ]
+    summary = summarise(found, "fidelity")
+    assert summary.rows[0].cells["0.75"].kl == pytest.approx(0.6), "tasks weigh alike"
+    assert [(each["task"], each["kl"]) for each in records(summary)] == [
+        ("macro", pytest.approx(0.6)),
+        ("ruler:cwe", pytest.approx(1.0)),
+        ("ruler:vt", pytest.approx(0.2)),
+    ]
+    assert {each["kl"] for each in records(summarise(grid(), "answer"))} == {None}
 
 
 def test_an_average_says_of_how_many_tasks_it_is_and_what_was_skipped() -> None:

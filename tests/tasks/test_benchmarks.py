@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import sys
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.tasks.benchmark_data import lines, longbench_rows, mini_file, write_benchmarks, write_essay
 from transformers import PreTrainedTokenizerFast
 
-from cachecraft.errors import TaskError
+from cachecraft.errors import TaskError, UnknownNameError
 from cachecraft.tasks import SPLITS, Item, Sources, Task, choose_tasks, load_tasks, render, task_names
 from cachecraft.tasks.catalogue import ABOUT, MEASURES
 from cachecraft.tasks.registry import FAMILIES
@@ -108,6 +112,8 @@ def test_worked_examples_come_from_the_training_file_and_are_not_asked(
     (steps,) = item.reference_texts
     assert steps.startswith(" It is ") and steps.endswith(f"{item.references[0]}.\nThe answer is {item.references[0]}.")
     assert item.context.count(" It is ") == 8, "a likelihood is of what the examples show"
+    assert made["gsm8k"].score(f"It is {item.references[0]}.", item) == 0
+    assert made["gsm8k"].beside["gsm8k_flexible"](f"It is {item.references[0]}.", item) == 1
     solved = take(made["math"], plain)
     assert solved.reference_text.startswith(" It is $") and solved.references[0] in solved.reference_text
     assert solved.context.count("Problem:\n") == 4
@@ -206,7 +212,12 @@ def test_every_task_is_listed_with_what_it_measures() -> None:
         (
             "longbench:qasper",
             [LB | {"answers": []}],
-            r"line 1, answers List should have at least",
+            r"line 1, answers is an empty list",
+        ),
+        (
+            "longbench:qasper",
+            [*longbench_rows()[:2], *longbench_rows("trec")],
+            r"line 3, dataset is 'trec', but the first entry's is 'qasper', and a file holds one task",
         ),
         (
             "longbench:qasper",
@@ -261,6 +272,42 @@ def test_a_hub_data_set_is_read_in_the_same_forms(tmp_path: Path, plain: PreTrai
     (task,) = load_tasks(["longbench:qasper"], sources=Sources(data=(f"hub:{tmp_path}",)))
     assert task.size(ALL) == 6
     assert "Passage 1:" in take(task, plain).context
+
+
+def test_entries_that_repeat_another_count_once_and_are_counted(tmp_path: Path, plain: PreTrainedTokenizerFast) -> None:
+    (tmp_path / "qasper.jsonl").write_text(lines(longbench_rows() + longbench_rows()[:2]))
+    (task,) = load_tasks(["longbench:qasper"], sources=Sources(data=(str(tmp_path),)))
+    found = task.usable(9, split=ALL, length=LONG, seed=0, tokenizer=plain)
+    assert (found.items, found.repeated) == (6, 2)
+    with pytest.raises(TaskError, match=r"holds 6 items .* `evaluate` takes what there is with --limit\.$"):
+        take(task, plain, 6)
+
+
+def test_whatever_a_data_set_fails_with_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(*_: object, **__: object) -> None:
+        raise Exception("An error occurred while generating the dataset") from ValueError("a damaged\nfile")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(TaskError, match=r"The data set FOLDER could not be loaded \(a damaged file\)"):
+        choose_tasks(["gsm8k"], sources=Sources(data=("hub:FOLDER",)))
+
+
+@pytest.mark.parametrize("name", ["test.jsonl.gz", "test.zip"])
+def test_a_damaged_archive_is_one_sentence(name: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "test.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("test.jsonl", lines(longbench_rows(count=40)))
+    (tmp_path / "test.jsonl.gz").write_bytes(gzip.compress(lines(longbench_rows(count=40)).encode()))
+    raw = bytearray((tmp_path / name).read_bytes())
+    raw[60:90] = b"\xff" * 30
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(TaskError, match=rf"The data file .*{name} cannot be read"):
+        choose_tasks(["gsm8k"], sources=Sources(data=(str(tmp_path / name),)))
+
+
+def test_tasks_without_an_end_say_which_splits_there_are(plain: PreTrainedTokenizerFast) -> None:
+    (task,) = load_tasks(["needle:0"])
+    with pytest.raises(UnknownNameError, match=r"known: search, test, validation\. Items that are made on"):
+        take(task, plain)
 
 
 def test_without_datasets_a_hub_data_set_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

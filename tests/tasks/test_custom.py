@@ -10,6 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from cachecraft.errors import CacheCraftError, TaskError
+from cachecraft.evaluation.plan import require_regime
 from cachecraft.tasks import Sources, choose_tasks
 
 GOOD: dict[str, Any] = {
@@ -43,7 +44,10 @@ def test_a_file_is_a_task_whose_lines_have_metrics_of_their_own(tmp_path: Path, 
 
 
 def test_a_prompt_in_one_piece_is_for_the_query_aware_regime(tmp_path: Path) -> None:
-    assert choose_tasks([write(tmp_path, GOOD | {"question": ""})]).tasks[0].regimes == ("aware",)
+    (task,) = choose_tasks([write(tmp_path, GOOD, GOOD | {"question": ""})]).tasks
+    assert task.regimes == ("aware",)
+    with pytest.raises(TaskError, match=r"line 2 of my_tasks.jsonl has neither question nor answer prefix"):
+        require_regime(task, "agnostic")
 
 
 def test_a_prompt_of_one_token_is_refused_by_its_line(tmp_path: Path, plain: PreTrainedTokenizerFast) -> None:
@@ -55,16 +59,16 @@ def test_a_prompt_of_one_token_is_refused_by_its_line(tmp_path: Path, plain: Pre
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"answers": []}, r"line 2, answers List should have at least 1 item"),
-        ({"answers": [""]}, r"line 2, answers\[0\] String should have at least 1 character"),
+        ({"answers": []}, r"line 2, answers is an empty list"),
+        ({"answers": [""]}, r"line 2, answers\[0\] is empty"),
         ({"answers": "irises"}, r"line 2, answers should be a valid list"),
-        ({"context": ""}, r"line 2, context String should have at least 1"),
+        ({"context": ""}, r"line 2, context is empty;"),
         ({"metric": "rouge"}, r"line 2: There is no metric named 'rouge'; did you mean rouge_l"),
         ({"metric": "classification"}, r"line 2, classes does not hold the answers"),
         ({"metric": "last_number", "answers": ["7", "twelve"]}, r"line 2: metric last_number cannot read .* 'twelve'"),
         ({"metric": "retrieval"}, r"line 2: metric retrieval cannot read the answer 'irises'"),
         ({"max_new_tokens": 0}, r"line 2, max_new_tokens should be greater than or equal to 1"),
-        ({"answer": "x"}, r"line 2, answer Extra inputs are not permitted"),
+        ({"answer": "x"}, r"line 2, answer is not a field of this form"),
         ({"question": GOOD["question"]}, r"line 2 asks what line 1 asks of the same context"),
     ],
 )
@@ -96,6 +100,8 @@ def test_files_that_are_absent_share_a_name_or_were_named_as_data_are_refused(tm
     two = [write(tmp_path, GOOD), write(tmp_path / "other", GOOD)]
     with pytest.raises(TaskError, match=r"Two files of tasks are called my_tasks\.jsonl"):
         choose_tasks(two)
+    with pytest.raises(TaskError, match=r"mine\.json is no file of tasks: such files end in \.jsonl"):
+        choose_tasks(["mine.json"])
     with pytest.raises(CacheCraftError, match=r"a file of tasks of your own is named with --tasks"):
         choose_tasks(["gsm8k"], sources=Sources(data=(write(tmp_path, GOOD, name="mine.jsonl"),)))
 

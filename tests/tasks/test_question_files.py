@@ -104,7 +104,7 @@ def broken(change: str) -> Any:
         ("answer a number", r"data\[2\]\.paragraphs\[0\]\.qas\[0\]\.answers\[1\]\.text should be a valid string"),
         ("data no list", r"data should be a valid list"),
         ("row without answers", r"file\.json .* \[7\]\.answers is missing"),
-        ("empty context", r"\[4\]\.context String should have at least 1 character"),
+        ("empty context", r"\[4\]\.context is empty"),
         ("entry without answer", r"\[5\]\.answer is missing"),
         ("sentences no list", r"\[2\]\.context\[1\]\[1\] should be a valid list"),
         ("unknown title", r"\[6\]\.supporting_facts names 'Nowhere', which is not among the titles"),

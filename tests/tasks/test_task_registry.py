@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cachecraft.errors import TaskError, UnknownNameError
 from cachecraft.tasks import SPLITS, Sources, choose_tasks, load_tasks, task_names
+from cachecraft.tasks.registry import whole_names
 
 QA = ("ruler:qa_1", "ruler:qa_2")
 RULER = [name for name in task_names() if name.startswith("ruler:")]
@@ -51,6 +52,24 @@ def test_a_task_that_was_named_itself_is_not_skipped_but_refused(names: list[str
 
 def test_the_hub_is_not_asked_for_anything_when_tasks_are_chosen() -> None:
     assert len(choose_tasks(["ruler"], sources=Sources(data=("hub",))).tasks) == 13
+
+
+def test_a_task_named_after_one_of_its_family_needs_no_family() -> None:
+    asked = ["longbench:qasper", "hotpotqa", "gsm8k", "needle:0", "50", "own.jsonl", "needle:10", "code", "math"]
+    assert whole_names(asked) == (
+        *("longbench:qasper", "longbench:hotpotqa", "gsm8k", "needle:0", "needle:50", "own.jsonl", "needle:10"),
+        *("code", "math"),
+    )
+    assert [task.name for task in load_tasks(["needle:0", "50"])] == ["needle:0", "needle:50"]
+    with pytest.raises(TaskError, match="longbench:hotpotqa cannot be made"):
+        choose_tasks(["needle:0", "longbench:hotpotqa"])
+    with pytest.raises(UnknownNameError, match="hotpotqa"):
+        choose_tasks(["hotpotqa"])
+
+
+def test_no_name_at_all_is_refused() -> None:
+    with pytest.raises(TaskError, match="No task was named"):
+        choose_tasks([])
 
 
 @pytest.mark.parametrize(("name", "near"), [("ruler:niah_singel_1", "ruler:niah_single_1"), ("rular", "ruler")])

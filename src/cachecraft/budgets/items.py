@@ -21,8 +21,9 @@ from cachecraft.chat import token_ids
 from cachecraft.errors import RunError
 from cachecraft.evaluation.answers import answer_ids
 from cachecraft.evaluation.candidates import Selection
+from cachecraft.evaluation.endings import Ending
 from cachecraft.evaluation.forced import likelihoods
-from cachecraft.evaluation.measure import split_prompt, until_stop
+from cachecraft.evaluation.measure import split_prompt
 from cachecraft.evaluation.plan import require_regime
 from cachecraft.evaluation.selections import Subject
 from cachecraft.evaluation.traces import Trace, TraceStore, layer_features, record
@@ -229,6 +230,6 @@ class Calibration:
     def _answered(self, each: CalibrationItem, trace: Trace, selections: Sequence[Selection]) -> list[float]:
         structure, item = self._subject.structure, each.item
         hint = [*each.targets[0], *structure.stop_ids]
-        ids = answer_ids(structure, trace, selections, each.follow, item.max_new_tokens, hint=hint)
-        texts = [self._subject.tokenizer.decode(answer, skip_special_tokens=True) for answer in ids]
-        return [float(each.task.score(until_stop(text, item.stop), item)) for text in texts]
+        ending = Ending(self._subject.tokenizer, item.stop)
+        ids = answer_ids(structure, trace, selections, each.follow, item.max_new_tokens, hint=hint, ending=ending)
+        return [float(each.task.score(ending.text(answer), item)) for answer in ids]

@@ -14,6 +14,7 @@ import torch
 
 from cachecraft.evaluation.candidates import PASS_TOKENS, Selection, run, shared
 from cachecraft.evaluation.drafts import Drafter
+from cachecraft.evaluation.endings import Ending
 from cachecraft.evaluation.traces import Trace
 from cachecraft.runtime import compat
 from cachecraft.runtime.grouping import COPIES
@@ -34,6 +35,7 @@ class Question:
         prompt: Tokens that follow the context: question, template tail, answer prefix; at least one.
         max_new_tokens: The most tokens to generate.
         hint: A likely answer; speeds things up when right and changes nothing else.
+        ending: What ends an answer besides stop tokens; None for nothing.
     """
 
     trace: Trace
@@ -41,6 +43,7 @@ class Question:
     prompt: Sequence[int]
     max_new_tokens: int
     hint: Sequence[int] = ()
+    ending: Ending | None = None
 
     @property
     def room(self) -> int:
@@ -171,8 +174,12 @@ class _Asked:
         new = list(own[: right + 1])  # what follows the first wrong guess answers tokens that are not there
         ended = next((i for i, token in enumerate(new) if token in stops), None)
         row.answer += new[:ended]
+        ending = self.question.ending
+        place = ending.place(row.answer, len(new[:ended])) if ending else None
+        if place is not None:
+            del row.answer[place:]
         left = self.question.max_new_tokens - len(row.answer)
-        if ended is not None or left < 1:
+        if ended is not None or place is not None or left < 1:
             return kept, True
         line = next(i for i, each in enumerate(self.rows) if each is row)
         self.drafter.record(line, new, len(row.guesses), right)
@@ -193,7 +200,7 @@ def _asked(fed: Sequence[tuple[int, int]]) -> list[int]:
 def answers(
     structure: ModelStructure, questions: Iterable[Question], limit: int = HELD_BYTES
 ) -> Generator[tuple[int, list[list[int]]], None, None]:
-    """Greedy answers of every candidate to every question, until a stop token or the question's limit.
+    """Greedy answers of every candidate to every question, until a stop token or string or the question's limit.
 
     The next question is asked for when there is room for its rows beside those that still run, so that passes stay
     large and only what is being answered is in memory.
@@ -205,7 +212,7 @@ def answers(
 
     Yields:
         As questions are done, their place among `questions`, and for each candidate its new token ids, without the
-        stop token.
+        stop token and with a stop string.
 
     Raises:
         ModelError: A question and its answer do not fit the model's positions.
@@ -238,10 +245,12 @@ def answer_ids(
     max_new_tokens: int,
     *,
     hint: Sequence[int] = (),
+    ending: Ending | None = None,
     limit: int = HELD_BYTES,
 ) -> list[list[int]]:
     """Greedy answers of every candidate to one question: `answers` for a single one."""
     most = max(1, limit // ((len(prompt) + max_new_tokens) * trace.bytes_per_entry))
     parts = [selections[first : first + most] for first in range(0, len(selections), most)]
-    found = dict(answers(structure, [Question(trace, part, prompt, max_new_tokens, hint) for part in parts], limit))
+    asked = [Question(trace, part, prompt, max_new_tokens, hint, ending) for part in parts]
+    found = dict(answers(structure, asked, limit))
     return [answer for number in range(len(parts)) for answer in found[number]]

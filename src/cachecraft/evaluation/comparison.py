@@ -6,7 +6,7 @@ It reads runs and prints nothing; `cachecraft.reporting.comparison` puts the out
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import ceil
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 from cachecraft.errors import CacheCraftError, RunError, UnknownNameError
 from cachecraft.evaluation.corrections import benjamini_hochberg, holm
 from cachecraft.evaluation.resampling import PERMUTATIONS
-from cachecraft.evaluation.rows import clusters_of, folder_names, names_in_folders, scoring_of
+from cachecraft.evaluation.rows import clusters_of, folder_names, names_in_folders, rejections, scoring_of
 from cachecraft.evaluation.statistics import (
     SURE,
     Estimate,
@@ -41,12 +41,14 @@ class Cells:
         scores: For each row and budget the scores by task and item; a task at several lengths counts as several.
         clusters: Item id to the document of its task that it shares with others, or with itself at another length.
         references: Rows that are reference lines.
+        rejected: Row and budget of what was rejected on some item, with the reason; its other items count as little.
     """
 
     settings: Mapping[str, Any]
     scores: Mapping[str, Mapping[str, TaskScores]]
     clusters: Mapping[str, str]
     references: frozenset[str]
+    rejected: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def at(self, row: str, budget: str) -> TaskScores | None:
         """A row's scores at a budget; the full cache's whatever the budget is."""
@@ -114,9 +116,9 @@ def read_cells(folders: Sequence[Path], scoring: str = "") -> tuple[Cells, str]:
         held.extend(
             (called, each, str(texts.get(each.item, {}).get("length", lengths[0])))
             for each in results
-            if each.scoring == scoring and each.value is not None
+            if each.scoring == scoring
         )
-    if not held:
+    if not any(each.value is not None for _, each, _ in held):
         raise RunError(f"{', '.join(map(str, folders))} hold no results under scoring {scoring!r}.")
     return _cells(settings, held), scoring
 
@@ -126,13 +128,15 @@ def _cells(settings: dict[str, Any], held: Sequence[tuple[str, Result, str]]) ->
     for folder, each, _ in held:
         where.setdefault((each.label, each.policy), set()).add(folder)
     names = names_in_folders(where)
+    rejected = rejections(replace(each, label=names[each.label, each.policy]) for _, each, _ in held)
     several = len({length for _, _, length in held}) > 1
     values: dict[str, dict[str, dict[str, dict[str, list[float]]]]] = {}
     for _, each, length in held:
         row = names[each.label, each.policy]
+        if each.value is None or (row, each.budget) in rejected:
+            continue
         task = f"{each.task} at {length}" if several else each.task
         by_item = values.setdefault(row, {}).setdefault(each.budget, {}).setdefault(task, {})
-        assert each.value is not None
         by_item.setdefault(each.item, []).append(each.value)
     scores = {
         row: {
@@ -142,7 +146,7 @@ def _cells(settings: dict[str, Any], held: Sequence[tuple[str, Result, str]]) ->
         for row, by_budget in values.items()
     }
     references = frozenset(names[each.label, each.policy] for _, each, _ in held if each.reference)
-    return Cells(settings, scores, clusters_of(each for _, each, _ in held), references)
+    return Cells(settings, scores, clusters_of(each for _, each, _ in held), references, rejected)
 
 
 def pairs_of(cells: Cells, against: str = "") -> list[tuple[str, str]]:

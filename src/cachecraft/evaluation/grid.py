@@ -62,7 +62,14 @@ def evaluate(
             cell.policy.allocation.require_model(len(subject.structure.compressed), subject.structure.kv_heads)
     subject.structure.require_room(max(settings.lengths))
     plan = plan_items(subject, settings)
-    record = settings_record(subject, settings, skipped=plan.choice.skipped, sources=plan.sources, usable=plan.usable)
+    record = settings_record(
+        subject,
+        settings,
+        skipped=plan.choice.skipped,
+        sources=plan.sources,
+        usable=plan.usable,
+        skip_long=plan.skip_long,
+    )
     store = open_run(folder, record, IDENTITY)
     store.add_policies((cell.policy.id, cell.policy.name, cell.policy.source) for cell in cells if cell.policy)
     store.log_reading(settings.split, purpose, datetime.now(UTC).isoformat(timespec="seconds"))
@@ -97,6 +104,8 @@ def evaluate(
 
 
 def _id(subject: Subject, settings: Settings, cell: Cell, scoring: Scoring, item: Item) -> str:
+    # Fidelity went past stop strings before: such results count no more, and only they.
+    cut = {"continuation": "cut"} if scoring == "fidelity" and item.stop else {}
     return result_id(
         model=subject.name,
         revision=subject.revision,
@@ -106,6 +115,7 @@ def _id(subject: Subject, settings: Settings, cell: Cell, scoring: Scoring, item
         item=item.id,
         regime=settings.regime,
         scoring=scoring,
+        **cut,
     )
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cachecraft.chat import token_ids
-from cachecraft.evaluation.answers import Question, answer_ids, answers
+from cachecraft.evaluation.answers import Question, answers
 from cachecraft.evaluation.apart import Apart
 from cachecraft.evaluation.cells import Cell, Regime, Scoring
+from cachecraft.evaluation.endings import Ending
 from cachecraft.evaluation.forced import fidelities, likelihoods, queries_of
 from cachecraft.evaluation.retention import compressed_segments, retention
 from cachecraft.evaluation.selections import Selections, Subject
@@ -67,6 +68,7 @@ class _Prepared:
     selections: Selections
     follow: tuple[int, ...]
     targets: list[tuple[int, ...]]
+    ending: Ending
     retained: dict[int, dict[str, Any]]
 
     def good(self, scoring: Scoring) -> list[Cell]:
@@ -87,12 +89,8 @@ def measure(
     def questions() -> Iterator[Question]:
         for number, each in enumerate(pending):
             prepared = _prepare(subject, settings, each, clock, apart)
-            values: dict[tuple[int, Scoring], Value] = {}
             with clock.phase("answers"):
-                for scoring in settings.scoring:
-                    if scoring != "answer" and (cells := prepared.good(scoring)):
-                        scored = _score(subject, scoring, prepared, cells)
-                        values |= {(id(cell), scoring): value for cell, value in zip(cells, scored, strict=True)}
+                values = _likelihoods(subject, prepared)
             prepared = replace(prepared, trace=prepared.trace.without_queries())
             found[number] = prepared, values
             yield _question(subject, prepared)
@@ -104,7 +102,9 @@ def measure(
             if number < 0:
                 return
             prepared, values = found.pop(number)
-            values |= _scored(subject, prepared, ids)
+            values |= _scored(prepared, ids)
+            with clock.phase("answers"):
+                values |= _fidelities(subject, prepared, ids)
             yield prepared.pending, _results(prepared, values)
 
 
@@ -129,53 +129,76 @@ def _prepare(
             for cell in cells
             if (masks := selections.of(cell)) is not None
         }
-    return _Prepared(pending, trace, selections, follow, targets, retained)
+    ending = Ending(subject.tokenizer, pending.item.stop)
+    return _Prepared(pending, trace, selections, follow, targets, ending, retained)
 
 
 def _question(subject: Subject, prepared: _Prepared) -> Question:
-    """What its cells that want an answer are asked."""
+    """What its cells that want an answer are asked, and the full cache last if only fidelity wants its answer."""
+    masks = [prepared.selections.masks(cell) for cell in prepared.good("answer")]
+    if prepared.good("fidelity") and _full(prepared) is None:
+        masks.append(prepared.trace.everything())
     return Question(
         prepared.trace,
-        [prepared.selections.masks(cell) for cell in prepared.good("answer")],
+        masks,
         prepared.follow,
         prepared.pending.item.max_new_tokens,
         [*prepared.targets[0], *subject.structure.stop_ids],
+        prepared.ending,
     )
 
 
-def _scored(
-    subject: Subject, prepared: _Prepared, answered: Sequence[Sequence[int]]
-) -> dict[tuple[int, Scoring], Value]:
+def _full(prepared: _Prepared) -> int | None:
+    """Which of the cells that want an answer is the full cache; None if none is."""
+    return next((row for row, cell in enumerate(prepared.good("answer")) if cell.label == "full"), None)
+
+
+def _scored(prepared: _Prepared, answered: Sequence[Sequence[int]]) -> dict[tuple[int, Scoring], Value]:
     """The answers' scores, by cell and scoring."""
     task, item = prepared.pending.task, prepared.pending.item
     values: dict[tuple[int, Scoring], Value] = {}
-    for cell, answer in zip(prepared.good("answer"), answered, strict=True):
-        text = until_stop(subject.tokenizer.decode(answer, skip_special_tokens=True), item.stop)
-        values[id(cell), "answer"] = float(task.score(text, item)), {"answer": text, "new_tokens": len(answer)}
+    for cell, answer in zip(prepared.good("answer"), answered, strict=False):
+        text = prepared.ending.text(answer)
+        beside = {name: float(score(text, item)) for name, score in getattr(task, "beside", {}).items()}
+        values[id(cell), "answer"] = (
+            float(task.score(text, item)),
+            {"answer": text, "new_tokens": len(answer), **beside},
+        )
     return values
 
 
-def _score(subject: Subject, scoring: Scoring, prepared: _Prepared, cells: Sequence[Cell]) -> list[Value]:
-    """Value and detail of each cell under a scoring that needs no answer."""
-    structure, trace, follow = subject.structure, prepared.trace, prepared.follow
+def _likelihoods(subject: Subject, prepared: _Prepared) -> dict[tuple[int, Scoring], Value]:
+    """The likelihood of the best of the references, by cell and scoring."""
+    cells = prepared.good("likelihood")
+    if not cells:
+        return {}
     masks = [prepared.selections.masks(cell) for cell in cells]
-    if scoring == "likelihood":
-        by_alias = [likelihoods(structure, trace, masks, follow, target) for target in prepared.targets]
-        best = [max(each, key=lambda found: found.mean_logprob) for each in zip(*by_alias, strict=True)]
-        return [(each.mean_logprob, {"forced_match": each.forced_match}) for each in best]
-    most = prepared.pending.item.max_new_tokens
-    (continuation,) = answer_ids(structure, trace, [trace.everything()], follow, most)
-    stop = min(structure.stop_ids, default=None)
-    if stop is not None and len(continuation) < most:
-        continuation = [*continuation, stop]
-    agreed = fidelities(structure, trace, masks, follow, continuation)
-    return [(each.agreement, {"kl": each.kl}) for each in agreed]
+    by_alias = [
+        likelihoods(subject.structure, prepared.trace, masks, prepared.follow, target) for target in prepared.targets
+    ]
+    best = [max(each, key=lambda found: found.mean_logprob) for each in zip(*by_alias, strict=True)]
+    return {
+        (id(cell), "likelihood"): (each.mean_logprob, {"forced_match": each.forced_match})
+        for cell, each in zip(cells, best, strict=True)
+    }
 
 
-def until_stop(text: str, stops: Sequence[str]) -> str:
-    """The answer up to the first of the task's stop strings."""
-    ends = [text.index(stop) for stop in stops if stop in text]
-    return text[: min(ends, default=len(text))]
+def _fidelities(
+    subject: Subject, prepared: _Prepared, answered: Sequence[Sequence[int]]
+) -> dict[tuple[int, Scoring], Value]:
+    """Agreement with the full cache on its own answer, up to and with the token or string that ends it."""
+    cells = prepared.good("fidelity")
+    if not cells:
+        return {}
+    full = _full(prepared)
+    continuation = list(answered[-1 if full is None else full])
+    stop = min(subject.structure.stop_ids, default=None)
+    ended = prepared.ending.place(continuation, len(continuation)) is not None
+    if stop is not None and not ended and len(continuation) < prepared.pending.item.max_new_tokens:
+        continuation.append(stop)
+    masks = [prepared.selections.masks(cell) for cell in cells]
+    agreed = fidelities(subject.structure, prepared.trace, masks, prepared.follow, continuation)
+    return {(id(cell), "fidelity"): (each.agreement, {"kl": each.kl}) for cell, each in zip(cells, agreed, strict=True)}
 
 
 def _results(prepared: _Prepared, values: dict[tuple[int, Scoring], Value]) -> list[Result]:

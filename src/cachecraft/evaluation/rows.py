@@ -72,6 +72,15 @@ def clusters_of(results: Iterable[Result]) -> dict[str, str]:
     return found
 
 
+def rejections(results: Iterable[Result]) -> dict[tuple[str, str], str]:
+    """Label and budget of what was rejected on some item, with the first reason: its other items are the easy ones."""
+    found: dict[tuple[str, str], str] = {}
+    for each in results:
+        if each.state != "ok":
+            found.setdefault((each.label, each.budget), each.reason)
+    return found
+
+
 def scoring_of(settings: Mapping[str, Any], results: Iterable[Result]) -> str:
     """The first of a run's scorings that these of its results hold, or its first if they hold none."""
     held = {each.scoring for each in results}

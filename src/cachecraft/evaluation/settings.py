@@ -15,10 +15,11 @@ import transformers
 from cachecraft.errors import CacheCraftError
 from cachecraft.evaluation.cells import REFERENCES, REGIMES, SCORINGS, Budget, Regime, Scoring
 from cachecraft.evaluation.selections import Subject
+from cachecraft.tasks.registry import whole_names
 from cachecraft.tasks.task import ALL, SPLITS, Usable
 
-# In which a folder's commands agree; `sources` holds the hash of each task's material, and may grow with the tasks.
-IDENTITY = ("model", "revision", "dtype", "regime", "split", "seed", "ruler_compat", "sources")
+# In which a folder's commands agree; `sources` (the hash of each task's material) and `skip_long` grow with the tasks.
+IDENTITY = ("model", "revision", "dtype", "regime", "split", "seed", "ruler_compat", "sources", "skip_long")
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,13 @@ class Settings:
         """Refuse settings that cannot be measured.
 
         Raises:
-            CacheCraftError: An unknown regime, scoring or split, no budget, or fewer than one sample.
+            CacheCraftError: An unknown regime, scoring, split or reference line, no budget, or fewer than one sample.
         """
         for kind, value, known in (
             ("regime", self.regime, REGIMES),
             ("split", self.split, (*SPLITS, ALL)),
             *(("scoring", scoring, SCORINGS) for scoring in self.scoring),
+            *(("reference line", reference, REFERENCES) for reference in self.references),
         ):
             if value not in known:
                 raise CacheCraftError(f"There is no {kind} {value!r}; choose {' or '.join(known)}.")
@@ -116,6 +118,7 @@ def settings_record(
     skipped: Mapping[str, str],
     sources: Mapping[str, str],
     usable: Mapping[tuple[str, int], Usable],
+    skip_long: Mapping[str, bool],
 ) -> dict[str, Any]:
     """The settings as written to run.yaml: resolved, in plain types.
 
@@ -125,6 +128,7 @@ def settings_record(
         skipped: Tasks that could not be made, with what each needs.
         sources: Hash of the material of each task that has any.
         usable: By task and length, how many items there are, left out and cut ones counted.
+        skip_long: For each task whose data end, whether its long items are left out.
     """
     return {
         "command": "evaluate",
@@ -135,15 +139,22 @@ def settings_record(
         "length": list(settings.lengths),
         "split": settings.split,
         "seed": settings.seed,
-        "tasks": list(settings.tasks),
+        "tasks": list(whole_names(settings.tasks)),
         "skipped": dict(skipped),
         "essays": list(settings.essays),
         "data": list(settings.data),
         "sources": dict(sources),
         "ruler_compat": settings.ruler_compat,
         "samples": settings.most,
+        "skip_long": dict(skip_long),
         "left_out": {f"{task} at {length}": each.too_long for (task, length), each in usable.items() if each.too_long},
         "cut": {f"{task} at {length}": each.cut for (task, length), each in usable.items() if each.cut},
+        "repeated": {task: each.repeated for (task, _), each in usable.items() if each.repeated},
+        "looked_at": {
+            f"{task} at {length}": each.looked_at
+            for (task, length), each in usable.items()
+            if each.too_long or each.cut
+        },
         "policies": list(settings.policies),
         "budgets": [budget.label for budget in settings.budgets],
         "scoring": list(settings.scoring),

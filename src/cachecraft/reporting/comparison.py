@@ -26,10 +26,19 @@ def side_by_side(cells: Cells, means: Mapping[str, Mapping[str, Estimate]]) -> T
         table.add_column(budget, justify="right")
     order = sorted(means, key=lambda row: (row != FULL, -_average(means[row])))
     for row in order:
-        shown = [means[row].get(FULL_BUDGET if row == FULL else budget) for budget in cells.budgets]
         style = "italic" if row in cells.references else ""
-        table.add_row(escape(row), *("" if each is None else _number(each) for each in shown), style=style)
+        table.add_row(escape(row), *(_shown_cell(cells, means, row, budget) for budget in cells.budgets), style=style)
     return table
+
+
+def _shown_cell(cells: Cells, means: Mapping[str, Mapping[str, Estimate]], row: str, budget: str) -> str:
+    found = means[row].get(FULL_BUDGET if row == FULL else budget)
+    return _number(found) if found is not None else "rejected" if (row, budget) in cells.rejected else ""
+
+
+def rejections(rejected: Mapping[tuple[str, str], str]) -> list[str]:
+    """A sentence for each row and budget that was rejected on some item and is therefore not compared."""
+    return [f"{row} at {budget} was rejected: {reason}" for (row, budget), reason in sorted(rejected.items())]
 
 
 def sentences(found: Sequence[Compared], scoring: str) -> list[str]:

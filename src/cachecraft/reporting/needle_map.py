@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cachecraft.errors import UnknownNameError
+from cachecraft.evaluation.rows import rejections
 from cachecraft.evaluation.store import Result
 from cachecraft.tasks.scoring.rouge import rouge_1
 
@@ -46,13 +47,17 @@ class Spot:
 def spots(results: Iterable[Result], texts: Mapping[str, Mapping[str, Any]]) -> list[Spot]:
     """The cells of all maps, by policy, budget, depth and length; [] without answers to needle tasks.
 
+    A policy that was rejected on some item has no map at that budget: what it was measured on is not what others were.
+
     Args:
         results: Of a run.
         texts: What the run stores of each item.
     """
     groups: dict[tuple[str, str, int, int], list[Result]] = {}
-    for each in results:
-        if each.task.startswith(_FAMILY) and each.scoring == "answer" and each.value is not None:
+    held = _answers(results)
+    left_out = rejections(held)
+    for each in held:
+        if each.value is not None and (each.label, each.budget) not in left_out:
             key = each.label, each.budget, int(each.task.removeprefix(_FAMILY)), int(texts[each.item]["length"])
             groups.setdefault(key, []).append(each)
     found = []
@@ -68,6 +73,15 @@ def spots(results: Iterable[Result], texts: Mapping[str, Mapping[str, Any]]) -> 
             )
         )
     return found
+
+
+def rejected(results: Iterable[Result]) -> dict[tuple[str, str], str]:
+    """Row and budget of what has no map because it was rejected, with the reason."""
+    return rejections(_answers(results))
+
+
+def _answers(results: Iterable[Result]) -> list[Result]:
+    return [each for each in results if each.task.startswith(_FAMILY) and each.scoring == "answer"]
 
 
 def export_maps(results: Iterable[Result], texts: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
@@ -123,6 +137,9 @@ def draw(held: Sequence[Spot], paths: Sequence[Path], *, title: str) -> None:
         axis.set_title(policy, fontsize=9)
         axis.set_xticks(range(len(lengths)), [str(length) for length in lengths], fontsize=7)
         axis.set_yticks(range(len(depths)), [f"{depth} %" for depth in depths], fontsize=7)
+    for column in range(across):  # shared axes are labelled in the last row, which may have no map here
+        lowest = (len(policies) - 1 - column) // across
+        axes[lowest, column].tick_params(labelbottom=True)
     figure.supxlabel("tokens", fontsize=9)
     figure.supylabel("depth of the needle", fontsize=9)
     figure.suptitle(title, fontsize=10)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
+from cachecraft.evaluation.comparison import FULL, FULL_BUDGET
+from cachecraft.evaluation.rows import rejections
 from cachecraft.evaluation.store import Result
 
 _WATCHED = ("template", "instruction", "first_document", "last_document")
@@ -68,7 +70,7 @@ def neglected(results: Iterable[Result], scoring: str) -> list[str]:
     for (policy, budget, task), own in _cells(results, scoring).items():
         if budget == "0":
             continue
-        average = sum(each.kept_bytes for each in own) / sum(each.full_bytes for each in own)
+        average = _kept(own)
         for name in _WATCHED:
             shares = [
                 each.detail["retention"]["segments"][name]["kept"]
@@ -83,27 +85,59 @@ def neglected(results: Iterable[Result], scoring: str) -> list[str]:
     return said
 
 
-def rises(results: Iterable[Result], scoring: str) -> list[str]:
-    """A sentence for each step at which a policy's mean score on a task is higher after evicting more."""
-    means: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
+def rises(results: Iterable[Result], scoring: str, length_of: Callable[[Result], int] = lambda _: 0) -> list[str]:
+    """A sentence for each step at which a policy's mean score on a task is higher after evicting more.
+
+    The first step is from the full cache, if it was measured; each compares the items that both of its sides have.
+
+    Args:
+        results: Of one run.
+        scoring: Which of its scorings.
+        length_of: Tokens of a result's item; lengths are kept apart.
+    """
+    cells: dict[tuple[str, str, int], dict[str, list[Result]]] = {}
     for (policy, budget, task), own in _cells(results, scoring).items():
-        kept = sum(each.kept_bytes for each in own) / sum(each.full_bytes for each in own)
-        means.setdefault((policy, task), {})[budget] = kept, fmean(each.value or 0.0 for each in own)
+        for each in own:
+            cells.setdefault((policy, task, length_of(each)), {}).setdefault(budget, []).append(each)
+    several = len({length for _, _, length in cells}) > 1
     said = []
-    for (policy, task), by_budget in means.items():
-        ordered = sorted(by_budget.items(), key=lambda each: -each[1][0])
-        for (more, (_, before)), (less, (_, after)) in pairwise(ordered):
-            if after > before + 1e-9:
-                said.append(
-                    f"{policy} on {task} scores {after:.2f} at {less} but {before:.2f} at {more}, where more is kept."
-                )
+    for (policy, task, length), by_budget in cells.items():
+        if policy == FULL:
+            continue
+        ordered = sorted(by_budget.items(), key=lambda each: -_kept(each[1]))
+        where = f"{policy} on {task}" + (f" at {length} tokens" if several else "")
+        for (more, before), (less, after) in pairwise([*cells.get((FULL, task, length), {}).items(), *ordered]):
+            high, low = _on_common_items(after, before)
+            if high > low + 1e-9:
+                beside = "with the full cache" if more == FULL_BUDGET else f"at {more}, where more is kept"
+                said.append(f"{where} scores {high:.2f} at {less} but {low:.2f} {beside}.")
     return said
 
 
+def _kept(own: Sequence[Result]) -> float:
+    return sum(each.kept_bytes for each in own) / sum(each.full_bytes for each in own)
+
+
+def _on_common_items(a: Iterable[Result], b: Iterable[Result]) -> tuple[float, float]:
+    """Mean scores of both sides over the items that both have; equal if there are none."""
+    sides: list[dict[str, list[float]]] = []
+    for side in (a, b):
+        by_item: dict[str, list[float]] = {}
+        for each in side:
+            by_item.setdefault(each.item, []).append(each.value or 0.0)
+        sides.append(by_item)
+    both = sides[0].keys() & sides[1].keys()
+    left, right = (fmean(fmean(side[item]) for item in both) if both else 0.0 for side in sides)
+    return left, right
+
+
 def _cells(results: Iterable[Result], scoring: str) -> dict[tuple[str, str, str], list[Result]]:
+    """The results by policy, budget and task, without policies and budgets that were rejected on some item."""
     groups: dict[tuple[str, str, str], list[Result]] = {}
-    for each in results:
-        if each.scoring == scoring and each.value is not None:
+    held = [each for each in results if each.scoring == scoring]
+    rejected = rejections(held)
+    for each in held:
+        if each.value is not None and (each.label, each.budget) not in rejected:
             groups.setdefault((each.label, each.budget, each.task), []).append(each)
     return groups
 

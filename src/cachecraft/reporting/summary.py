@@ -31,6 +31,7 @@ class CellSummary:
         rejected: The sentence of the first rejection, or "".
         difference: Paired macro difference to the reference named, if one was.
         note: What an allocation had to give way to on some item, or "".
+        kl_by_task: Under fidelity, mean KL from the full cache on each task, nats per token; else empty.
     """
 
     score: Estimate | None
@@ -40,6 +41,12 @@ class CellSummary:
     rejected: str
     difference: Estimate | None = None
     note: str = ""
+    kl_by_task: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def kl(self) -> float | None:
+        """Macro mean of the KL over tasks; None where it was not measured."""
+        return sum(self.kl_by_task.values()) / len(self.kl_by_task) if self.kl_by_task else None
 
 
 @dataclass(frozen=True)
@@ -214,12 +221,19 @@ def _cell(
     scores = _scores(group, common)
     return CellSummary(
         score=macro_mean(scores, clusters, confidence=confidence),
+        kl_by_task=_kl_by_task(group, common),
         by_task={task: sum(by_item.values()) / len(by_item) for task, by_item in scores.items()},
         kept=sum(result.kept_bytes for result in group) / sum(result.full_bytes for result in group),
         forced=all(result.forced for result in group),
         rejected="",
         note=next((str(result.detail["allocation"]) for result in group if "allocation" in result.detail), ""),
     )
+
+
+def _kl_by_task(group: Sequence[Result], common: set[tuple[str, str]]) -> dict[str, float]:
+    measured = [replace(each, value=float(each.detail["kl"])) for each in group if "kl" in each.detail]
+    scores = _scores(measured, common)
+    return {task: sum(by_item.values()) / len(by_item) for task, by_item in scores.items()}
 
 
 def _compared(

@@ -124,17 +124,22 @@ def notes(summary: Summary, settings: dict[str, Any]) -> list[str]:
 
 
 def _not_as_they_are(summary: Summary, settings: dict[str, Any]) -> list[str]:
-    """Which tasks' items were left out or cut because of their length."""
+    """Which tasks' items were left out or cut because of their length, and how many repeat others."""
     lines = []
+    looked_at = settings.get("looked_at") or {}
     for key, said in (("left_out", "Left out as longer than that"), ("cut", "Cut to that length")):
         held = settings.get(key) or {}
         found = [
-            (task, held[f"{task} at {summary.length}"])
-            for task in summary.items
-            if f"{task} at {summary.length}" in held
+            f"{task} {held[place]}" + (f" of {looked_at[place]} looked at" if place in looked_at else "")
+            for task in sorted({*summary.items, *summary.skipped})
+            if (place := f"{task} at {summary.length}") in held
         ]
         if found:
-            lines.append(f"{said}: {', '.join(f'{task} {count} items' for task, count in sorted(found))}.")
+            lines.append(f"{said}: {', '.join(found)}.")
+    repeated = {task: count for task, count in (settings.get("repeated") or {}).items() if task in summary.items}
+    if repeated:
+        each = ", ".join(f"{task} {count}" for task, count in sorted(repeated.items()))
+        lines.append(f"Entries of the data that repeat another, counted once: {each}.")
     return lines
 
 
@@ -152,7 +157,10 @@ def markdown(summary: Summary) -> str:
 
 
 def records(summary: Summary) -> list[dict[str, Any]]:
-    """One flat record for each row, budget and task, and for the macro average under task ``macro``."""
+    """One flat record for each row, budget and task, and for the macro average under task ``macro``.
+
+    ``kl`` is the mean KL from the full cache, nats per token, which only fidelity measures.
+    """
     found = []
     for row in summary.rows:
         for budget, cell in row.cells.items():
@@ -169,12 +177,13 @@ def records(summary: Summary) -> list[dict[str, Any]]:
                 "length": summary.length,
             }
             if cell.score is None:
-                found.append({**base, "task": "macro", "score": None, "low": None, "high": None, "n": 0})
+                found.append({**base, "task": "macro", "score": None, "low": None, "high": None, "kl": None, "n": 0})
                 continue
-            macro = {"score": cell.score.estimate, "low": cell.score.low, "high": cell.score.high, "n": cell.score.n}
-            found.append({**base, "task": "macro", **macro})
+            macro = {"score": cell.score.estimate, "low": cell.score.low, "high": cell.score.high, "kl": cell.kl}
+            found.append({**base, "task": "macro", **macro, "n": cell.score.n})
             for task, mean in sorted(cell.by_task.items()):
-                found.append({**base, "task": task, "score": mean, "low": None, "high": None, "n": summary.items[task]})
+                one = {"score": mean, "low": None, "high": None, "kl": cell.kl_by_task.get(task)}
+                found.append({**base, "task": task, **one, "n": summary.items[task]})
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -83,6 +83,8 @@ class BenchmarkTask:
         too_long: What is done with an item longer than the length.
         skip_long: Leave such items out instead.
         regimes: In which it can be measured.
+        beside: Other scores of an answer by name, which a result tells beside the metric.
+        whole: Place of a prompt that comes in one piece, where others of the task do not; "" if there is none.
     """
 
     name: str
@@ -93,6 +95,8 @@ class BenchmarkTask:
     too_long: TooLong = "refuse"
     skip_long: bool = False
     regimes: tuple[str, ...] = BOTH_REGIMES
+    beside: Mapping[str, Callable[[str, Item], float]] = field(default_factory=dict, compare=False)
+    whole: str = ""
     _known: dict[tuple[int, int], tuple[Tokenizer, Cut | None]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -125,7 +129,7 @@ class BenchmarkTask:
                 too_long += 1
             else:
                 items, cut = items + 1, cut + (found.removed > 0)
-        return Usable(items, too_long, cut)
+        return Usable(items, too_long, cut, self._distinct[1])
 
     def score(self, answer: str, item: Item) -> float:
         """The benchmark's own metric."""
@@ -134,12 +138,18 @@ class BenchmarkTask:
     @cached_property
     def samples(self) -> tuple[Sample, ...]:
         """Every different sample, in the order of the data."""
+        return self._distinct[0]
+
+    @cached_property
+    def _distinct(self) -> tuple[tuple[Sample, ...], int]:
+        """Every different sample, and how many entries repeat one."""
         if self.missing:
             raise TaskError(f"{self.name} cannot be made: it {self.missing}.")
         found: dict[tuple[str, str, tuple[str, ...]], Sample] = {}
-        for sample in self.read():
+        entries = self.read()
+        for sample in entries:
             found.setdefault((sample.context, sample.question, sample.answers), sample)
-        return tuple(found.values())
+        return tuple(found.values()), len(entries) - len(found)
 
     @cached_property
     def sha256(self) -> str:
@@ -241,13 +251,14 @@ class BenchmarkTask:
     def _too_few(self, index: int, split: str, length: int, seed: int, tokenizer: Tokenizer) -> TaskError:
         usable = self.usable(len(self.samples), split=split, length=length, seed=seed, tokenizer=tokenizer)
         left = f" ({usable.too_long} longer ones are left out)" if usable.too_long else ""
+        every = "; `evaluate` takes every item with --split all" if split != ALL else ""
         if not usable.items:
             return TaskError(
                 f"The data for {self.name} holds no item for split {split} that fits {length} tokens{left}; "
-                "ask for a greater length or give more data; `evaluate` takes every item with --split all."
+                f"ask for a greater length or give more data{every}."
             )
         return TaskError(
             f"The data for {self.name} holds {usable.items} items for split {split} that fit {length} tokens{left}, so "
             f"there is no item {index}; ask for at most {usable.items} items of each task, for a greater length, or "
-            "give more data; `evaluate` takes what there is with --limit, or every item with --split all."
+            f"give more data; `evaluate` takes what there is with --limit{every.replace('; `evaluate` takes', ', or')}."
         )

@@ -64,7 +64,7 @@ def custom_task(name: str, sources: Sources) -> BenchmarkTask:
     path = Path(name)
     samples = _samples(path)
     chinese = any(sample.metric.endswith("_zh") for sample in samples)
-    whole = any(not sample.question and not sample.answer_prefix for sample in samples)
+    whole = next((sample.place for sample in samples if not sample.question and not sample.answer_prefix), "")
     return BenchmarkTask(
         name=path.name,
         read=lambda: samples,
@@ -73,6 +73,7 @@ def custom_task(name: str, sources: Sources) -> BenchmarkTask:
         needs=lambda: chinese_missing() if chinese else "",
         skip_long=sources.skip_long,
         regimes=("aware",) if whole else BOTH_REGIMES,
+        whole=whole,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,8 +93,8 @@ def hub_rows(repository: str, config: str | None, split: str) -> list[Any]:
         ) from None
     try:
         return list(datasets.load_dataset(repository, config, split=split))
-    except (OSError, ValueError, RuntimeError) as error:  # not found and no connection are kinds of OSError
-        reason = " ".join(str(error).split())
+    except Exception as error:  # of its own kinds, and of whatever reads the files that it is made of
+        reason = " ".join(str(error.__cause__ or error).split())
         raise TaskError(
             f"The data set {repository} could not be loaded ({reason}); download its file and name it with --data."
         ) from error
@@ -122,7 +123,7 @@ def read_text(path: Path) -> str:
     """
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise TaskError(f"The data file {path} cannot be read ({reason}); check its path.") from error
     return _decoded(raw, str(path))
@@ -166,7 +167,7 @@ def _texts(path: Path) -> Iterator[tuple[str, str]]:
             for member in archive.namelist():
                 if member.endswith((".json", ".jsonl")):
                     yield f"{path}/{member}", _decoded(archive.read(member), f"{path}/{member}")
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise TaskError(f"The data file {path} cannot be read ({error}); check it.") from error
 
 

@@ -9,6 +9,13 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from cachecraft.errors import TaskError
 
 Text = Annotated[str, StringConstraints(min_length=1)]
+_SAID = {
+    "missing": "is missing",
+    "model_type": "should be an object with fields",
+    "too_short": "is an empty list",
+    "string_too_short": "is empty",
+    "extra_forbidden": "is not a field of this form",
+}
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -40,8 +47,7 @@ def checked(model: type[_Model], content: Any, name: str, where: str = "") -> _M
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
-        said = {"missing": "is missing", "model_type": "should be an object with fields"}
-        what = said.get(first["type"], first["msg"].removeprefix("Input "))
+        what = _SAID.get(first["type"], first["msg"].removeprefix("Input "))
         raise wrong(name, where, steps, what) from error
 
 

@@ -123,6 +123,9 @@ def _samples(of: str, wording: Wording, sources: Sources) -> Iterator[Sample]:
             continue
         for place, entry in file.entries():
             row = checked(_Row, entry, file.name, place)
+            if row.dataset.removesuffix("_e") != (first := str(file.content[0].get("dataset", "")).removesuffix("_e")):
+                what = f"is {row.dataset!r}, but the first entry's is {first!r}, and a file holds one task"
+                raise wrong(file.name, place, ".dataset", what)
             if wording.metric == "classes" and not row.all_classes:
                 raise wrong(file.name, place, ".all_classes", "is missing or empty")
             yield _sample(wording, f"{place.rstrip(', ')} of {file.name}", row)

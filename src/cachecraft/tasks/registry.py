@@ -5,7 +5,7 @@ Making a task of a family reads no file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -60,14 +60,19 @@ def choose_tasks(names: Sequence[str], *, sources: Sources | None = None) -> Cho
     """Make tasks by name; of a family, those whose material is there.
 
     Args:
-        names: Tasks (``"ruler:vt"``), families (``"ruler"``, meaning all of it) and files (``"my_tasks.jsonl"``).
+        names: Tasks (``"ruler:vt"``), families (``"ruler"``, meaning all of it) and files (``"my_tasks.jsonl"``); after
+            a task its family need not be said again (``"longbench:qasper", "hotpotqa"``).
         sources: What the user named; read only as far as it takes to say which tasks have their material.
 
     Raises:
         UnknownNameError: There is no task or family of that name.
-        TaskError: A task that was named itself lacks its material, or none is left, or a file is not as it should be.
+        TaskError: No task is named, one that was named itself lacks its material, or none is left, or a file is not as
+            it should be.
     """
     known = _all(sources or Sources())
+    names = whole_names(names, known)
+    if not names:
+        raise TaskError("No task was named; name at least one, a family or a file; `cachecraft tasks` lists them.")
     chosen: dict[str, Task] = {}
     skipped: dict[str, str] = {}
     for name in names:
@@ -80,6 +85,8 @@ def choose_tasks(names: Sequence[str], *, sources: Sources | None = None) -> Cho
             own = custom_task(name, sources or Sources())
             if chosen.setdefault(own.name, own) is not own:
                 raise TaskError(f"Two files of tasks are called {own.name}; rename one of them.")
+        elif name.endswith((".json", ".jsonl.gz")):
+            raise TaskError(f"{name} is no file of tasks: such files end in {ENDING} and hold one item a line.")
         else:
             raise UnknownNameError("task", name, [*FAMILIES, *known], hint="`cachecraft tasks` lists them.")
     for name, task in list(chosen.items()):
@@ -93,6 +100,18 @@ def choose_tasks(names: Sequence[str], *, sources: Sources | None = None) -> Cho
             f"None of {', '.join(names)} can be made: {next(iter(skipped))} {next(iter(skipped.values()))}."
         )
     return Choice(tuple(chosen.values()), MappingProxyType(skipped))
+
+
+def whole_names(names: Sequence[str], known: Collection[str] | None = None) -> tuple[str, ...]:
+    """The names with the family before those that leave it out: ``longbench:qasper, hotpotqa``."""
+    known = _all(Sources()) if known is None else known
+    family, whole = "", []
+    for name in names:
+        alone = name not in known and name not in FAMILIES and not name.endswith(ENDING)
+        whole.append(f"{family}:{name}" if alone and f"{family}:{name}" in known else name)
+        if whole[-1] in known and ":" in whole[-1]:
+            family = whole[-1].partition(":")[0]
+    return tuple(whole)
 
 
 def load_tasks(names: Sequence[str], *, sources: Sources | None = None) -> list[Task]:

@@ -126,11 +126,18 @@ class Usable:
         items: That can be made.
         too_long: That were left out because they do not fit.
         cut: Of those that can be made, how many are cut to fit.
+        repeated: Entries of the data that repeat another and count once.
     """
 
     items: int
     too_long: int = 0
     cut: int = 0
+    repeated: int = 0
+
+    @property
+    def looked_at(self) -> int:
+        """Of how many items of the data it was asked whether they fit."""
+        return self.items + self.too_long
 
 
 BOTH_REGIMES = ("agnostic", "aware")
@@ -209,7 +216,8 @@ def split_number(split: str) -> int:
         UnknownNameError: There is no such split.
     """
     if split not in SPLITS:
-        raise UnknownNameError("split", split, SPLITS)
+        hint = "Items that are made on demand have no last one; all is for a benchmark's files." if split == ALL else ""
+        raise UnknownNameError("split", split, SPLITS, hint)
     return SPLITS.index(split)
 
 

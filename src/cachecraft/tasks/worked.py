@@ -14,7 +14,7 @@ from cachecraft.errors import TaskError
 from cachecraft.tasks.benchmark import BenchmarkTask, Sample
 from cachecraft.tasks.data_forms import FORMS, Form
 from cachecraft.tasks.entries import Entry, Text, checked, wrong
-from cachecraft.tasks.scoring.final_answers import gsm8k_reference, gsm8k_strict, math_match
+from cachecraft.tasks.scoring.final_answers import gsm8k_flexible, gsm8k_reference, gsm8k_strict, math_match
 from cachecraft.tasks.sources import Sources
 from cachecraft.tasks.task import Task
 
@@ -51,6 +51,7 @@ def gsm8k_tasks(sources: Sources) -> tuple[Task, ...]:
             name="gsm8k",
             read=lambda: _asked(_problems("gsm8k", sources, _gsm8k), 8, "Q: ", "A:", "", stop=("Q:",)),
             metric=lambda answer, item: gsm8k_strict(answer, item.references[0]),
+            beside={"gsm8k_flexible": lambda answer, item: gsm8k_flexible(answer, item.references[0])},
             max_new_tokens=256,
             needs=lambda: _needs("gsm8k", sources, "test.jsonl"),
             skip_long=sources.skip_long,
