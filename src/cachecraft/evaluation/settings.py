@@ -124,7 +124,8 @@ def settings_record(
         settings: What was asked for.
         skipped: Tasks that could not be made, with what each needs.
         sources: Hash of the material of each task that has any.
-        usable: By task and length, how many items there are, left out and cut ones counted.
+        usable: By task and length, how many items there are, left out and cut ones counted; the plan's are what a
+            report compares with what was measured.
     """
     return {
         "command": "evaluate",
@@ -142,6 +143,7 @@ def settings_record(
         "sources": dict(sources),
         "ruler_compat": settings.ruler_compat,
         "samples": settings.most,
+        "planned": {f"{task} at {length}": each.items for (task, length), each in usable.items()},
         "left_out": {f"{task} at {length}": each.too_long for (task, length), each in usable.items() if each.too_long},
         "cut": {f"{task} at {length}": each.cut for (task, length), each in usable.items() if each.cut},
         "policies": list(settings.policies),
