@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cachecraft.errors import UnknownNameError
@@ -41,7 +42,7 @@ def print_catalogue(console: Console, sources: Sources, only: str = "") -> None:
             missing = task.missing
             table.add_row(f"  {task.name}", "" if missing else "ready", MEASURES[task.name])
             if missing and only:
-                table.add_row("", "", f"[dim]{missing}[/]")
+                table.add_row("", "", f"[dim]{escape(missing)}[/]")
         console.print(table)
         lacking = [task for task in FAMILIES[family](sources) if task.missing]
         if lacking and not only:
