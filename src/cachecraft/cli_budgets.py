@@ -126,7 +126,7 @@ def budgets(
             "after.",
             markup=False,
         )
-        written = ", ".join(path.name for path in (found.path, *found.plots, report_beside(found.folder)))
+        written = ", ".join(path.name for path in (found.path, *found.plots, *report_beside(found.folder)))
         out.print(f"Run folder: {found.folder} ({written})", markup=False, soft_wrap=True)
         out.print(
             f"Use them: cachecraft evaluate --policy {found.policy!r} --allocation {found.path} --keep {held.target} …",
