@@ -40,8 +40,9 @@ def _displays() -> Iterator[tuple[Callable[[SearchProgress], None], Callable[[Pr
     """Show a search, and once its test begins that instead: a console holds one live display."""
     from cachecraft.reporting.search import search_display
 
+    bar: list[Callable[[Progress], None]] = []  # once it is shown
     with ExitStack() as shown:
-        display, bar = shown.enter_context(search_display(err)), list[Callable[[Progress], None]]()
+        display = shown.enter_context(search_display(err))
 
         def test(progress: Progress) -> None:
             if not bar:
