@@ -171,16 +171,19 @@ def policies() -> None:
 def check(spec: Annotated[str, typer.Argument(help="FILE.py or a policy's name.")]) -> None:
     """Test whether a policy keeps the contract: every rule that it breaks, in one sentence each."""
     with one_sentence():
+        from rich.markup import escape
+
         from cachecraft.policy.check import check_policy
         from cachecraft.policy.contract import load_policy
 
         policy = load_policy(spec)
         broken = check_policy(policy)
         for sentence in broken:
-            out.print(f"[red]✗[/] {sentence}" if out.is_terminal else f"x {sentence}", soft_wrap=True, markup=True)
+            out.print("[red]✗[/]" if out.is_terminal else "x", escape(sentence), soft_wrap=True)
         if broken:
             raise SystemExit(2)
-        out.print(f"{policy.name} keeps the contract; cost {policy.cost}, looks at {', '.join(policy.needs)}.")
+        told = f"{policy.name} keeps the contract; cost {policy.cost}, looks at {', '.join(policy.needs)}."
+        out.print(told, markup=False)
 
 
 @model_app.command()

@@ -136,7 +136,7 @@ def budgets(
             "after.",
             markup=False,
         )
-        written = ", ".join(path.name for path in (found.path, *found.plots, report_beside(found.folder)))
+        written = ", ".join(path.name for path in (found.path, *found.plots, *report_beside(found.folder)))
         out.print(f"Run folder: {found.folder} ({written})", markup=False, soft_wrap=True)
         size = f"--keep {target}" if ratio is None else f"--ratio {ratio}"
         chosen = f"--selector {selector} " if selector else ""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cachecraft.errors import RunError
 from cachecraft.terminal import err, item_progress, one_sentence, out, say
+
+if TYPE_CHECKING:
+    from cachecraft.evaluation.settings import Progress
+    from cachecraft.evolution.loop import SearchProgress
 
 discover_app = typer.Typer()
 DEFAULT_TASKS = "ruler:niah_single_1,ruler:niah_single_2,ruler:niah_multikey_1,ruler:niah_multivalue"
@@ -27,6 +33,24 @@ def _given(context: typer.Context) -> set[str]:
 
 def _kept(run: Path) -> str:
     return f"What was found is kept in {run}; the same command goes on from there."
+
+
+@contextmanager
+def _displays() -> Iterator[tuple[Callable[[SearchProgress], None], Callable[[Progress], None]]]:
+    """Show a search, and once its test begins that instead: a console holds one live display."""
+    from cachecraft.reporting.search import search_display
+
+    bar: list[Callable[[Progress], None]] = []  # once it is shown
+    with ExitStack() as shown:
+        display = shown.enter_context(search_display(err))
+
+        def test(progress: Progress) -> None:
+            if not bar:
+                shown.close()
+                bar.append(shown.enter_context(item_progress("test")))
+            bar[0](progress)
+
+        yield display, test
 
 
 @discover_app.command()
@@ -97,7 +121,7 @@ def discover(
         from cachecraft.evolution.proposers.assembly import proposing_from
         from cachecraft.evolution.replaying import check_apart, replayed
         from cachecraft.evolution.settings import DiscoverySettings, parse_budget
-        from cachecraft.reporting.search import describe_search, search_display
+        from cachecraft.reporting.search import describe_search
         from cachecraft.tasks.registry import load_tasks
 
         settings = DiscoverySettings(
@@ -139,7 +163,7 @@ def discover(
         names = model or ["smollm2"]
         kinds = dtypes if len(dtypes) == len(names) else dtypes * len(names)
         loaded = [_load(name, kind, device, threads, None) for name, kind in zip(names, kinds, strict=True)]
-        with search_display(err) as display, item_progress("test") as bar:
+        with _displays() as (display, bar):
             found = run_discovery(
                 loaded,
                 settings=settings,
@@ -159,7 +183,8 @@ def discover(
         for evaluation in found.tests:
             print_evaluation(evaluation, found.files[0].stem)
         out.print(f"\nThe best policies: {', '.join(map(str, found.files))}", markup=False)
-        out.print(f"Report: {report_beside(found.folder)}", markup=False, soft_wrap=True)
+        for path in report_beside(found.folder):
+            out.print(f"Report: {path}", markup=False, soft_wrap=True)
 
 
 @discover_app.command()

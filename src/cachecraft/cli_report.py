@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cachecraft.errors import RunError
+from cachecraft.errors import CacheCraftError, RunError
 from cachecraft.terminal import one_sentence, out, say
 
 report_app = typer.Typer()
@@ -64,12 +64,16 @@ def watch(
             server.serve_forever(poll_interval=0.5)
 
 
-def report_beside(folder: Path) -> Path:
+def report_beside(folder: Path) -> list[Path]:
     """Write a run's report into its folder, as commands do at their end.
 
-    Raises:
-        RunError: It cannot be written.
+    Returns:
+        The report; nothing where it cannot be made, which is said: all else that the command did stands.
     """
     from cachecraft.reporting.report.page import FILE, write_report
 
-    return write_report([folder], folder / FILE)
+    try:
+        return [write_report([folder], folder / FILE)]
+    except CacheCraftError as error:
+        say(f"Warning: {error}")
+        return []

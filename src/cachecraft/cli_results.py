@@ -99,6 +99,7 @@ def pitfalls(
 ) -> None:
     """Show what averages hide: answers evicted, parts of prompts dropped, scores that rise when more is evicted."""
     with one_sentence():
+        from rich.markup import escape
         from rich.table import Table
 
         from cachecraft import api
@@ -117,7 +118,8 @@ def pitfalls(
         for each in held:
             scores = ["—" if one is None else f"{one:.2f}" for one in (each.score_if_survived, each.score_if_not)]
             shares = f"{each.survived:.2f}", f"{each.heads:.2f}"
-            listing.add_row(each.policy, each.budget, each.task, str(each.items), *shares, *scores)
+            names = escape(each.policy), each.budget, escape(each.task)
+            listing.add_row(*names, str(each.items), *shares, *scores)
         out.print(listing)
         out.print("Survived: in every layer each token of it was kept by at least one kv head.", style="dim")
         rejected = rows.rejections(each for each in evaluation.results if each.scoring == chosen)
@@ -171,5 +173,5 @@ def print_evaluation(evaluation: Any, against: str) -> None:
         out.print()
         for line in notes(summary, evaluation.settings):
             out.print(line, style="dim", markup=False)
-    written = [*evaluation.export(), report_beside(evaluation.folder)]
+    written = [*evaluation.export(), *report_beside(evaluation.folder)]
     out.print(f"\nRun folder: {evaluation.folder} ({', '.join(path.name for path in written)})", markup=False)

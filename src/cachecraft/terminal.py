@@ -38,7 +38,7 @@ def one_sentence(kept: Callable[[], str] = lambda: "") -> Iterator[None]:
         err.print(f"[bold red]Error:[/] {_escaped(error)}", soft_wrap=True)
         raise SystemExit(BAD_INPUT) from None
     except KeyboardInterrupt:
-        err.print(f"Interrupted. {kept()}".rstrip(), soft_wrap=True)
+        err.print(f"Interrupted. {_escaped(kept())}".rstrip(), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
@@ -47,7 +47,7 @@ def one_sentence(kept: Callable[[], str] = lambda: "") -> Iterator[None]:
         advice = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "choose a place you may write to"
         err.print(
             f"[bold red]Error:[/] {_escaped(error.strerror or error)}{_escaped(where)}; {advice} and run the "
-            f"same command again. {kept()}".rstrip(),
+            f"same command again. {_escaped(kept())}".rstrip(),
             soft_wrap=True,
         )
         raise SystemExit(BAD_INPUT) from None

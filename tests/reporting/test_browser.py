@@ -6,15 +6,18 @@ Runs where Debian's Chromium (or any found on the path) and playwright are insta
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.reporting.conftest import ATTACK, BREAKOUT, discovery_run
+from benchmarks.synthetic_runs import ATTACK, BREAKOUT, add_batch, discovery_run
+from tests.reporting.conftest import evaluation_run
 
 from cachecraft.reporting.report.page import write_report
+from cachecraft.reporting.watching import watching
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -103,6 +106,93 @@ def test_dark_phone_and_paper(browser: Any, report: Path) -> None:
         assert page.evaluate(light) == "rgb(255, 255, 255)"
         paper = page.pdf()
         assert paper.startswith(b"%PDF") and len(paper) > 20_000
+        page.locator("#theme").click()
+        page.emulate_media(media="print")
+        assert page.evaluate(light) == "rgb(255, 255, 255)"  # paper is white, whatever was chosen for the screen
+        folded = "document.querySelectorAll('details:not([open], .screen)').length"
+        before = page.evaluate(folded)
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert before and not page.evaluate(folded)
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.evaluate(folded) == before
+
+
+def test_missing_numbers_come_last_whichever_way_a_table_is_sorted(browser: Any, tmp_path: Path) -> None:
+    run = evaluation_run(tmp_path / "run", scoring=["likelihood"])
+    with Opened(browser, write_report([run], tmp_path / "report.html")) as page:
+        table = page.locator("table[data-csv='r0-0-likelihood-table']")
+        for way in ("descending", "ascending"):
+            table.locator("thead button").nth(1).click()
+            assert table.locator("thead th").nth(1).get_attribute("aria-sort") == way
+            values = table.locator("tbody tr td:nth-child(2)").evaluate_all(
+                "cells => cells.map(each => each.dataset.v)"
+            )
+            numbers = [float(value) for value in values[:-1]]
+            assert values[-1] == "" and numbers == sorted(numbers, reverse=way == "descending") and numbers[0] < 0
+        order = table.locator("tbody th").all_inner_texts()
+        opened = page.locator("details[open] > summary", has_text="0.75 evicted")
+        before = opened.count()
+        opened.first.click()
+        page.get_by_text("Prompts, references and every answer").click()
+        page.locator("select[aria-label=policy]").select_option("keydiff")
+        page.locator("select[aria-label=item]").select_option(label="vt, item 2")
+        page.reload()
+        assert table.locator("tbody th").all_inner_texts() == order  # what a reader chose is still so
+        assert before > 1 and opened.count() == before - 1
+        assert page.locator("select[aria-label=policy]").input_value() == "keydiff"
+        assert page.locator("select[aria-label=item] option:checked").inner_text() == "vt, item 2"
+
+
+def test_candidates_are_found_walked_and_listed(browser: Any, report: Path) -> None:
+    with Opened(browser, report, viewport={"width": 1200, "height": 900}) as page:
+        field, chosen = page.locator(".lineage input"), page.locator(".detail h4.chosen")
+        field.fill("shift weight")
+        seen = []
+        for _ in range(33):  # of 40 candidates 8 are seeds
+            field.press("Enter")
+            page.wait_for_timeout(20)
+            seen.append(chosen.inner_text())
+        assert len(set(seen)) == 32 and seen[32] == seen[0]  # round to the first
+        field.fill("no such words")
+        field.press("Enter")
+        said = page.locator(".lineage [role=status]")
+        assert said.inner_text() == "No candidate holds “no such words”."
+        field.fill("c0030")
+        field.press("Enter")
+        page.locator(".detail h4.chosen:text-is('c0030')").wait_for()
+        member = page.locator(".family .member:not(.chosen)").first
+        name = f"c{int(member.get_attribute('data-n')):04d}"
+        member.press(" ")
+        page.locator(f".detail h4.chosen:text-is('{name}')").wait_for()
+        assert said.inner_text().startswith(f"{name}: ")
+        assert page.evaluate("document.activeElement.classList.contains('chosen')")
+        page.get_by_text("All candidates as a table").click()
+        table = page.locator("table[data-csv='r1-1-candidates']")
+        assert table.locator("tbody tr").count() == 40
+        with page.expect_download() as saved:
+            page.locator(".lineage details button.csv").click()
+        assert Path(saved.value.path()).read_text().splitlines()[7].startswith("c0007,rejected,,,")
+
+
+def test_a_reader_who_is_busy_is_told_of_a_new_page_and_not_disturbed(browser: Any, tmp_path: Path) -> None:
+    folder = discovery_run(tmp_path / "run", 16)
+    with watching([folder], 0) as server:
+        server.page.clock = lambda: 1000 * time.monotonic()  # pages are made as soon as they are asked for
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        page = browser.new_page()
+        try:
+            page.goto(server.address)
+            page.locator(".lineage input").fill("w")
+            add_batch(folder)
+            page.get_by_text("there is something new").wait_for(timeout=15_000)
+            assert page.locator(".lineage circle, .lineage path.dot").count() == 16
+            page.get_by_role("button", name="reload").click()
+            page.locator(".dot[data-n='24']").wait_for(timeout=15_000)
+        finally:
+            page.close()
+            server.shutdown()
+            thread.join()
 
 
 def test_five_thousand_candidates_are_usable_within_seconds(browser: Any, tmp_path: Path) -> None:

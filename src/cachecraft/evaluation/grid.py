@@ -23,6 +23,8 @@ from cachecraft.evaluation.store import RunStore, open_run
 from cachecraft.evaluation.timing import Stopwatch
 from cachecraft.tasks.task import Item
 
+ENDS = 300  # characters of a context that are stored from its beginning and from its end
+
 
 def evaluate(
     subject: Subject,
@@ -121,10 +123,11 @@ def _id(subject: Subject, settings: Settings, cell: Cell, scoring: Scoring, item
 
 def _item_text(item: Item) -> dict[str, Any]:
     """What `show` needs of an item: the ends of its prompt and the references, not the whole haystack."""
+    whole = len(item.context) <= 2 * ENDS
     return {
         "length": item.length,
-        "context_start": item.context[:300],
-        "context_end": item.context[-300:],
+        "context_start": item.context if whole else item.context[:ENDS],
+        "context_end": "" if whole else item.context[-ENDS:],
         "question": item.question,
         "answer_prefix": item.answer_prefix,
         "references": list(item.references),

@@ -36,6 +36,8 @@ class Positions(BaseModel):
         segments: Places of the vital segments' tokens by name.
         rows: Compressed layers times kv heads.
         masks: By policy the kept entries, (rows, tokens) bits packed and in base64, layers in order and their heads.
+        layers: Numbers of the compressed layers; files that are older do not say.
+        rejected: By policy why it has no mask.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -49,6 +51,8 @@ class Positions(BaseModel):
     segments: dict[str, list[int]]
     rows: int
     masks: dict[str, str]
+    layers: list[int] = []
+    rejected: dict[str, str] = {}
 
     def mask(self, policy: str) -> numpy.ndarray[Any, Any]:
         """(rows, tokens) bool: what a policy keeps."""
@@ -104,6 +108,8 @@ def measure_positions(
         segments={name: segments[name].tolist() for name in VITAL if name in segments},
         rows=len(subject.structure.compressed) * subject.structure.kv_heads,
         masks=masks,
+        layers=list(subject.structure.compressed),
+        rejected={cell.label: chosen.rejected[id(cell)] for cell in cells if id(cell) in chosen.rejected},
     )
 
 

@@ -127,8 +127,9 @@ def settings_record(
         settings: What was asked for.
         skipped: Tasks that could not be made, with what each needs.
         sources: Hash of the material of each task that has any.
-        usable: By task and length, how many items there are, left out and cut ones counted.
         skip_long: For each task whose data end, whether its long items are left out.
+        usable: By task and length, how many items there are, left out and cut ones counted; the plan's are what a
+            report compares with what was measured.
     """
     return {
         "command": "evaluate",
@@ -147,6 +148,7 @@ def settings_record(
         "ruler_compat": settings.ruler_compat,
         "samples": settings.most,
         "skip_long": dict(skip_long),
+        "planned": {f"{task} at {length}": each.items for (task, length), each in usable.items()},
         "left_out": {f"{task} at {length}": each.too_long for (task, length), each in usable.items() if each.too_long},
         "cut": {f"{task} at {length}": each.cut for (task, length), each in usable.items() if each.cut},
         "repeated": {task: each.repeated for (task, _), each in usable.items() if each.repeated},

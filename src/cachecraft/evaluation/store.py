@@ -263,7 +263,7 @@ def _grown(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, list) and isinstance(old, list):
             grown[name] = [*old, *[entry for entry in value if entry not in old]]
         elif isinstance(value, dict) and isinstance(old, dict):
-            grown[name] = {**old, **value}
+            grown[name] = _grown(old, value)
         elif isinstance(value, int) and isinstance(old, int) and not isinstance(value, bool):
             grown[name] = max(value, old)
         else:

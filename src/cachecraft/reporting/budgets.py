@@ -78,6 +78,18 @@ def budget_notes(found: BudgetsFile) -> list[str]:
     return [f"{row.name}: {row.note}" for row in found.table if row.note]
 
 
+def falling_like(means: Sequence[float], tokens: int | None) -> list[float]:
+    """The pyramid with the total of given budgets.
+
+    Args:
+        means: Entries per kv head of each layer.
+        tokens: The most that a layer can keep; None where it is not known.
+    """
+    target = sum(means) / len(means)
+    shape = Shape(len(means), 1, tokens or round(2 * target) + 1)
+    return [float(count) for count in pyramid(shape, max(1, round(target)), 0).counts[:, 0].tolist()]
+
+
 def plot_budgets(found: BudgetsFile, paths: Sequence[Path], *, title: str) -> None:
     """Draw the budget of each layer beside a uniform one and a pyramid of the same total.
 
@@ -100,9 +112,16 @@ def plot_budgets(found: BudgetsFile, paths: Sequence[Path], *, title: str) -> No
     if len(rows[0]) > 1:
         axis.vlines(layers, [min(row) for row in rows], [max(row) for row in rows], color=COLOURS[0], label="kv heads")
     axis.axhline(target, color="black", linewidth=1.2, label="uniform")
-    shape = Shape(len(rows), 1, found.tokens or round(2 * target) + 1)
-    falling = pyramid(shape, max(1, round(target)), 0).counts[:, 0].tolist()
-    axis.plot(layers, falling, "--", color=COLOURS[1], linewidth=1.4, marker="s", markersize=3, label="pyramid")
+    axis.plot(
+        layers,
+        falling_like(means, found.tokens),
+        "--",
+        color=COLOURS[1],
+        linewidth=1.4,
+        marker="s",
+        markersize=3,
+        label="pyramid",
+    )
     axis.set_title(title)
     axis.set_xlabel("layer")
     axis.set_ylabel("entries kept per kv head")

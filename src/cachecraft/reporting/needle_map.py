@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cachecraft.errors import UnknownNameError
@@ -168,7 +169,10 @@ def print_maps(console: Console, held: Sequence[Spot], policy: str = "") -> None
             groups.setdefault((each.policy, each.budget), []).append(each)
     for (name, budget), own in groups.items():
         lengths = sorted({each.length for each in own})
-        table = Table(title=f"{name} at {budget}: share found", title_justify="left", title_style="bold")
+        title = escape(f"{name} at {budget}: share found")
+        table = Table(
+            box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="bold"
+        )
         table.add_column("depth", justify="right")
         for length in lengths:
             table.add_column(f"{length} tokens", justify="right")

@@ -44,6 +44,11 @@ def plot_score_against_bytes(summaries: Sequence[Summary], paths: Sequence[Path]
         figure.savefig(path, dpi=150)
 
 
+def legend_name(label: str) -> str:
+    """A label as a legend shows it: matplotlib leaves out those that begin with an underscore."""
+    return f" {label}" if label.startswith("_") else label
+
+
 def draw_panel(axis: Axes, summary: Summary, names: Sequence[str]) -> None:
     """Draw a summary's lines, intervals and reference lines into axes.
 
@@ -65,7 +70,7 @@ def draw_panel(axis: Axes, summary: Summary, names: Sequence[str]) -> None:
         y = [score.estimate for _, score in points]
         if row.reference:
             style = "--" if row.label == "hindsight" else ":"
-            axis.plot(x, y, style, color="black", linewidth=1.2, label=f"{row.label} (reference)")
+            axis.plot(x, y, style, color="black", linewidth=1.2, label=legend_name(f"{row.label} (reference)"))
             continue
         place = names.index(row.label) if row.label in names else 0
         below = [max(0.0, score.estimate - score.low) for _, score in points]
@@ -81,7 +86,7 @@ def draw_panel(axis: Axes, summary: Summary, names: Sequence[str]) -> None:
             markersize=5,
             capsize=2,
             elinewidth=0.8,
-            label=row.label,
+            label=legend_name(row.label),
         )
         shift += 0.25
     axis.spines[["top", "right"]].set_visible(False)

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cachecraft.errors import RunError
@@ -41,7 +42,8 @@ def print_retention(console: Console, folder: Path, *, policy: str, task: str) -
             "before this was recorded; measure it again in another folder."
         )
     budgets = list(dict.fromkeys(result.budget for result in recorded))
-    table = Table(title=f"{policy} on {task}: share kept", title_justify="left", title_style="bold")
+    title = escape(f"{policy} on {task}: share kept")
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="bold")
     for column in ("segment", "tokens", *budgets):
         table.add_column(column, justify="left" if column == "segment" else "right")
     for name in segment_names(recorded):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def _print_item(console: Console, number: int, task: str, results: list[Result],
         console.print(f"  {name:<10} {value}", markup=False, soft_wrap=True)
 
     console.print(f"{task}, item {number}, {results[0].tokens} entries", style="bold", markup=False)
-    line("context", f"{_flat(text.get('context_start'), 60)} … {_flat(text.get('context_end'), 60, end=True)}")
+    start, end = ends_of(text)
+    line("context", f"{_flat(start, 60)} … {_flat(end, 60, end=True)}" if end else _flat(start, 120))
     for needle in _listed(text.get("needles")):
         line("needle", _flat(needle, 200))
     line("question", _flat(text.get("question"), 300))
@@ -77,6 +79,12 @@ def _print_item(console: Console, number: int, task: str, results: list[Result],
             extra = ", ".join(f"{key} {value}" for key, value in result.detail.items() if key != "retention")
             line(result.budget, f"{result.scoring} {result.value:.3f}  ({kept})  {extra}")
     console.print()
+
+
+def ends_of(text: Mapping[str, object]) -> tuple[str, str]:
+    """The beginning and the end of an item's context; of one that is stored whole, all of it and ""."""
+    start, end = (str(text.get(name) or "") for name in ("context_start", "context_end"))
+    return start, "" if end == start else end  # runs that are older stored a short one twice
 
 
 def _listed(value: object) -> list[str]:

@@ -59,7 +59,7 @@ def terminal_table(summary: Summary) -> Table:
 def difference_table(summary: Summary) -> Table:
     """A rich table of the paired differences to the row named in the summary; ``!`` where it is shown by itself."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column(f"minus {summary.against}", no_wrap=True, max_width=_width(summary), overflow="ellipsis")
+    table.add_column(escape(f"minus {summary.against}"), no_wrap=True, max_width=_width(summary), overflow="ellipsis")
     for budget in summary.budgets:
         table.add_column(budget, justify="right", no_wrap=len(summary.budgets) <= 3)
     for row in summary.rows:

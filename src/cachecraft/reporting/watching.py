@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,34 +37,49 @@ class LivePage:
     Attributes:
         folders: Folders of the runs.
         clock: For pacing, in seconds.
+        token: Unlike that of any other watcher, so that a page of an earlier one does not take our pages for its own.
+        error: Why the runs could not be read when they had changed last; "" where they could.
     """
 
     folders: Sequence[Path]
     clock: Callable[[], float] = time.monotonic
-    version: int = 0
+    token: str = field(default_factory=lambda: secrets.token_hex(4))
+    error: str = ""
+    _number: int = 0
     _page: bytes = b""
     _stamp: object = None
     _next: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def current(self) -> tuple[int, bytes]:
+    @property
+    def version(self) -> str:
+        """What tells this page from any other."""
+        return f"{self.token}-{self._number}"
+
+    def current(self) -> tuple[str, bytes]:
         """The page's version and the page.
 
-        A run that cannot be read at this moment leaves the page as it was.
+        A run that cannot be read at this moment leaves the page as it was; `error` says so.
 
         Raises:
             RunError: There is no page yet and the run cannot be read.
         """
         with self._lock:
-            if self.clock() >= self._next and (seen := stamp(self.folders)) != self._stamp:
+            if self.clock() < self._next:
+                return self.version, self._page
+            if (seen := stamp(self.folders)) == self._stamp:
+                self.error = ""
+            else:
                 began = time.process_time()
                 try:
-                    page = build_report(self.folders, version=str(self.version + 1))
-                except RunError:
+                    page = build_report(self.folders, version=f"{self.token}-{self._number + 1}")
+                except RunError as error:
                     if not self._page:
                         raise
+                    self.error = str(error)
                 else:
-                    self._page, self._stamp, self.version = page.encode(errors="replace"), seen, self.version + 1
+                    self._page, self._stamp, self.error = page.encode(errors="replace"), seen, ""
+                    self._number += 1
                 self._next = self.clock() + max(LEAST_SECONDS, SHARE * (time.process_time() - began))
             return self.version, self._page
 
@@ -82,7 +98,8 @@ class Server(ThreadingHTTPServer):
     @property
     def hosts(self) -> set[str]:
         """How a request may call us."""
-        return {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
+        names = {HOST, "localhost"}
+        return {f"{name}:{self.server_port}" for name in names} | (names if self.server_port == 80 else set())
 
     @property
     def address(self) -> str:
@@ -113,7 +130,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/":
             self._answer(200, page, "text/html; charset=utf-8")
         else:
-            self._answer(200, json.dumps({"version": version}).encode(), "application/json")
+            state = {"version": version, "error": self.server.page.error}
+            self._answer(200, json.dumps(state).encode(), "application/json")
 
     def _answer(self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
         with contextlib.suppress(ConnectionError):  # the reader went away

@@ -8,11 +8,54 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cachecraft.budgets.evolkv import cache_score
+from cachecraft.budgets.settings import EvolKVSettings
+from cachecraft.reporting.budgets import falling_like
 from cachecraft.reporting.report.charts import Point, budget_chart, progress_chart
+from cachecraft.reporting.report.evaluation import budget_title
 from cachecraft.reporting.report.runs import RunFolder
 
 FILE = "budgets.json"
-STEEPNESS = 20  # of the pyramid that is drawn for comparison, as PyramidKV has it (arXiv 2406.02069)
+
+
+@dataclass(frozen=True)
+class LayerBudget:
+    """What a layer keeps per kv head: the mean, least and most found, and what uniform and pyramid keep."""
+
+    found: float
+    least: float
+    most: float
+    uniform: float
+    pyramid: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A vector that was measured on all items of the search.
+
+    Attributes:
+        number: From 1, in the order of being measured.
+        budgets: Entries per kv head of each layer, or of each layer and then kv head.
+        fitness: Mean over the items.
+        objective: What the search maximises: the fitness, raised by how well the size meets the target.
+        best: The best objective so far.
+    """
+
+    number: int
+    budgets: tuple[float, ...]
+    fitness: float
+    objective: float
+    best: float
+
+    @property
+    def mean(self) -> float:
+        """Entries per kv head."""
+        return sum(self.budgets) / len(self.budgets)
+
+    @property
+    def entries(self) -> str:
+        """The budgets as a text."""
+        return " ".join(f"{number:g}" for number in self.budgets)
 
 
 @dataclass(frozen=True)
@@ -20,18 +63,20 @@ class BudgetSection:
     """Everything that the report says of a search of budgets.
 
     Attributes:
-        layers: For each layer what was found (mean over heads), uniform and pyramid keep.
+        layers: What each layer keeps.
+        heads: Whether kv heads have budgets of their own.
         table: Divisions with their fitness on search and on validation items.
-        rises: Where the best rose: number of vectors measured, fitness.
+        vectors: All that were measured on all items.
     """
 
     facts: tuple[tuple[str, str], ...]
     unfinished: str
     bars: str
-    layers: tuple[tuple[float, float, float], ...]
+    layers: tuple[LayerBudget, ...]
+    heads: bool
     table: tuple[tuple[str, float, float | None], ...]
     progress: str
-    rises: tuple[Point, ...]
+    vectors: tuple[Measured, ...]
 
 
 def budget_section(run: RunFolder, key: str) -> BudgetSection | None:
@@ -43,39 +88,74 @@ def budget_section(run: RunFolder, key: str) -> BudgetSection | None:
     """
     if run.settings.get("command") != "budgets":
         return None
-    items = run.rows("fitness", "SELECT COUNT(DISTINCT item) FROM fitness")
-    rows = run.rows("fitness", "SELECT candidate, AVG(value) FROM fitness GROUP BY candidate ORDER BY MIN(rowid)")
-    vectors = [(found, value) for key_, value in rows if (found := _vector(key_)) is not None]
-    rises: list[Point] = []
-    best: list[list[float]] = []
-    for number, (vector, value) in enumerate(vectors, 1):
-        if not rises or value > rises[-1].fitness:
-            rises.append(Point(number, value))
-            best = vector
     told = _file(run)
-    found = _layers(told.get("budgets")) or best
-    means = [sum(row) / len(row) for row in found]
-    falling = _pyramid(means) if means else []
-    uniform = sum(means) / len(means) if means else 0.0
-    values = [value for _, value in vectors]
+    items, vectors = _measured(run, told)
+    found = _layers(told.get("budgets")) or _best(run, vectors)
+    heads = any(len(row) > 1 for row in found)
+    layers = _by_layer(found, told.get("tokens")) if found else ()
+    values = [each.objective for each in vectors]
+    rises = [Point(each.number, each.best) for each in vectors if each.objective == each.best]
     return BudgetSection(
-        facts=_facts(run, told, len(vectors), items[0][0] if items else 0),
+        facts=_facts(run, told, len(vectors), items),
         unfinished="" if told else "The search is going on or was stopped: it has written no budgets yet.",
-        bars=budget_chart(found, falling, name=f"{key}-bars") if found else "",
-        layers=tuple((mean, uniform, falling[place]) for place, mean in enumerate(means)),
+        bars=budget_chart(found, [each.pyramid for each in layers], name=f"{key}-bars") if found else "",
+        layers=layers,
+        heads=heads,
         table=_table(told),
         progress=progress_chart(values, rises, name=f"{key}-progress") if values else "",
-        rises=tuple(rises),
+        vectors=vectors,
     )
 
 
-def _vector(key: str) -> list[list[float]] | None:
+def _measured(run: RunFolder, told: Mapping[str, Any]) -> tuple[int, tuple[Measured, ...]]:
+    """How many items are searched on, and the vectors measured on all of them; rows of the table are no vectors."""
+    rows = run.rows("fitness", "SELECT candidate, item, value FROM fitness ORDER BY rowid")
+    values: dict[str, dict[str, float]] = {}
+    for candidate, item, value in rows:
+        values.setdefault(candidate, {})[item] = value
+    known = {key: budgets for key in values if (budgets := _vector(key)) is not None}
+    own = run.settings
+    items = len({item for key in known for item in values[key]})
+    if not told and isinstance(own.get("samples"), int):  # the first vector may be on its way through them
+        items = max(items, own["samples"] * len(own.get("tasks") or ()))
+    whole = [key for key in known if len(values[key]) == items]
+    settings = EvolKVSettings()
+    weight, discount = own.get("weight", settings.weight), own.get("discount", settings.discount)
+    vectors: list[Measured] = []
+    for number, key in enumerate(whole, 1):
+        budgets, fitness = known[key], math.fsum(values[key].values()) / items
+        target = told.get("target") or known[whole[0]][0]  # a search begins with the uniform division of its target
+        size = cache_score(sum(budgets) / len(budgets), target, discount)
+        objective = fitness * (1 + weight * size)
+        best = max(objective, vectors[-1].best) if vectors else objective
+        vectors.append(Measured(number, budgets, fitness, objective, best))
+    return items, tuple(vectors)
+
+
+def _vector(key: str) -> tuple[float, ...] | None:
     """The budgets of a measured vector; None for a key of another kind, such as a row of the table."""
     try:
         found = json.loads(key)
     except ValueError:
         return None
-    return _layers(found[0]) if isinstance(found, list) and found else None
+    rows = _layers(found[0]) if isinstance(found, list) and found else None
+    return None if rows is None else tuple(number for row in rows for number in row)
+
+
+def _best(run: RunFolder, vectors: Sequence[Measured]) -> list[list[float]]:
+    """The best vector so far by layer; of one with a number for each kv head nothing tells the layers apart yet."""
+    if not vectors or run.settings.get("granularity") == "head":
+        return []
+    return [[number] for number in max(vectors, key=lambda each: each.objective).budgets]
+
+
+def _by_layer(found: Sequence[Sequence[float]], tokens: int | None) -> tuple[LayerBudget, ...]:
+    means = [sum(row) / len(row) for row in found]
+    uniform, falling = sum(means) / len(means), falling_like(means, tokens)
+    return tuple(
+        LayerBudget(mean, min(row), max(row), uniform, share)
+        for mean, row, share in zip(means, found, falling, strict=True)
+    )
 
 
 def _layers(budgets: Any) -> list[list[float]] | None:
@@ -95,13 +175,6 @@ def _file(run: RunFolder) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _pyramid(means: Sequence[float]) -> list[float]:
-    """A division of the same total that falls linearly from the first layer to the last."""
-    keep = sum(means) / len(means)
-    least, steps = keep / STEEPNESS, max(1, len(means) - 1)
-    return [2 * keep - least - (2 * keep - 2 * least) * layer / steps for layer in range(len(means))]
-
-
 def _table(told: Mapping[str, Any]) -> tuple[tuple[str, float, float | None], ...]:
     rows = [row for row in told.get("table") or () if isinstance(row, dict) and isinstance(row.get("search"), float)]
     found = [(str(row.get("name")), row["search"], row.get("validation")) for row in rows]
@@ -111,11 +184,12 @@ def _table(told: Mapping[str, Any]) -> tuple[tuple[str, float, float | None], ..
 def _facts(run: RunFolder, told: Mapping[str, Any], vectors: int, items: int) -> tuple[tuple[str, str], ...]:
     own = run.settings
     tasks = ", ".join(str(task).removeprefix("ruler:") for task in own.get("tasks") or ())
-    found = [
+    target = budget_title(str(own.get("target", "?")))
+    entries = f" ({told['target']} entries a kv head)" if told.get("target") and target.endswith("evicted") else ""
+    return (
         ("model", f"{own.get('model', '?')}, {own.get('dtype', '?')}"),
         ("policy", str(told.get("policy") or own.get("policy", "?"))),
-        ("target", f"{told.get('target') or own.get('target', '?')} entries per kv head"),
+        ("target", f"{target}{entries}"),
         ("searched on", f"{tasks}; {own.get('length', '?')} tokens, {items} items"),
         ("vectors measured", str(vectors)),
-    ]
-    return tuple(found)
+    )

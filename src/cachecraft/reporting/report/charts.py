@@ -174,7 +174,8 @@ def budget_chart(found: Sequence[Sequence[float]], falling: Sequence[float], *, 
         means = [sum(row) / len(row) for row in found]
         axis.bar(layers, means, color=COLOURS[5], label="found")
         if any(len(row) > 1 for row in found):
-            axis.vlines(layers, [min(row) for row in found], [max(row) for row in found], color=COLOURS[0])
+            lows, highs = [min(row) for row in found], [max(row) for row in found]
+            axis.vlines(layers, lows, highs, color=COLOURS[0], label="kv heads")
         axis.axhline(sum(means) / len(means), color=INK, linewidth=1.2, label="uniform")
         axis.plot(layers, falling, "--", color=COLOURS[1], marker="s", markersize=3.5, label="pyramid")
         axis.set_xlabel("layer")
@@ -186,13 +187,13 @@ def budget_chart(found: Sequence[Sequence[float]], falling: Sequence[float], *, 
 
 
 def progress_chart(values: Sequence[float], best: Sequence[Point], *, name: str) -> str:
-    """Fitness of the vectors of a search of budgets, in the order of being measured, and the best so far."""
+    """Objective of the vectors of a search of budgets, in the order of being measured, and the best so far."""
 
     def draw(axis: Axes) -> None:
         axis.plot(range(1, len(values) + 1), values, "o", color=COLOURS[5], markersize=3, label="a vector")
         _best_so_far(axis, best, len(values))
         axis.set_xlabel("vector of budgets, in the order of being measured")
-        axis.set_ylabel("fitness")
+        axis.set_ylabel("objective")
         axis.grid(axis="y")
         axis.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
 

@@ -109,10 +109,11 @@ def discovery_section(run: RunFolder, key: str) -> DiscoverySection | None:
     rises, marks, known = _rises(points), _marks(run), _known(good)
     places = [(each.after, each.letter) for each in marks]
     waiting = sum(each.state == "seen" for each in candidates.values())
+    again = len(run.rows("rescorings", "SELECT 1 FROM rescorings WHERE generation = ? AND state = 'seen'", last[0][:1]))
     return DiscoverySection(
         key=key,
         facts=_facts(run, candidates, archive, known, generation),
-        unfinished=_unfinished(waiting, generation, bool(last[0][1])),
+        unfinished=_unfinished(run, generation, bool(last[0][1]), waiting, again),
         chart=search_chart(points, rises, places, known, name=key) if points else "",
         rises=rises,
         marks=marks,
@@ -125,11 +126,17 @@ def discovery_section(run: RunFolder, key: str) -> DiscoverySection | None:
     )
 
 
-def _unfinished(waiting: int, generation: int, closed: bool) -> str:
-    if closed:
+def _unfinished(run: RunFolder, generation: int, closed: bool, waiting: int, again: int) -> str:
+    """Says how far a search is that has not come to its end, where it writes its policies; "" for one that has."""
+    if closed and any(run.folder.glob("policies/*.py")):
         return ""
-    wait = f"{waiting} candidates have" if waiting != 1 else "1 candidate has"
-    return f"The search is going on, or was stopped in the middle of batch {generation + 1}: {wait} no outcome yet."
+    if closed:
+        batches = f"{generation} batches" if generation != 1 else "1 batch"
+        return f"The search is going on, or was stopped after {batches}: it has written no policies yet."
+    waits = [(waiting, "no outcome yet"), (again, "to be measured again")]
+    told = [f"{count} candidate{' has' if count == 1 else 's have'} {what}" for count, what in waits if count]
+    text = f"The search is going on, or was stopped in the middle of batch {generation + 1}"
+    return f"{text}: {', and '.join(told)}." if told else f"{text}."
 
 
 def _known(candidates: Iterable[Candidate]) -> tuple[str, float] | None:
@@ -247,18 +254,23 @@ def _kind(reason: str) -> str:
 
 
 def _costs(run: RunFolder, candidates: Mapping[int, Candidate]) -> tuple[tuple[str, str], ...]:
-    """Time and tokens; money is "unknown" where one proposal's is, and never 0 instead."""
+    """Time, tokens and money, with how many proposals or calls are not in them because theirs is unknown."""
     told = run.rows("population", "SELECT value FROM population WHERE name = 'seconds'")
     spent = sum(row[0] for row in run.rows("candidates", "SELECT seconds FROM candidates"))
     money = [each.proposal.cost.money for each in candidates.values()]
     tokens = [(each.proposal.cost.tokens_in, each.proposal.cost.tokens_out) for each in candidates.values()]
     known = sum(part for part in money if part is not None)
     missing = sum(part is None for part in money)
+    uncounted = run.rows("llm_calls", "SELECT COUNT(*) FROM llm_calls WHERE tokens_in IS NULL OR tokens_out IS NULL")
+    untold = f", and unknown for {uncounted[0][0]} calls" if uncounted and uncounted[0][0] else ""
     return (
         ("time, all commands together", _duration(float(told[0][0])) if told else "not told yet"),
         ("time in evaluations of candidates", _duration(spent)),
-        ("tokens to and from language models", f"{sum(a for a, _ in tokens):,} and {sum(b for _, b in tokens):,}"),
-        ("money", f"{known:.2f}" + (f", and unknown for {missing} candidates" if missing else "")),
+        (
+            "tokens to and from language models",
+            f"{sum(a for a, _ in tokens):,} and {sum(b for _, b in tokens):,}{untold}",
+        ),
+        ("money", f"${known:.4f}" + (f", and unknown for {missing} candidates" if missing else "")),
     )
 
 
@@ -269,12 +281,17 @@ def _duration(seconds: float) -> str:
 
 
 def _calls(run: RunFolder) -> tuple[tuple[Any, ...], ...]:
-    """Calls to language models: model, outcome, how many, tokens in and out, money (None where unknown), seconds."""
+    """Calls to language models: model, outcome, how many, tokens in and out, money, seconds.
+
+    A sum of which one part is unknown is unknown, None.
+    """
+    sums = ", ".join(
+        f"CASE WHEN COUNT({name}) = COUNT(*) THEN SUM({name}) END" for name in ("tokens_in", "tokens_out", "money")
+    )
     return tuple(
         run.rows(
             "llm_calls",
-            "SELECT model, CASE outcome WHEN '' THEN state ELSE outcome END AS came, COUNT(*), SUM(tokens_in), "
-            "SUM(tokens_out), CASE WHEN COUNT(money) = COUNT(*) THEN SUM(money) END, SUM(seconds) "
-            "FROM llm_calls GROUP BY model, came ORDER BY COUNT(*) DESC",
+            "SELECT model, CASE outcome WHEN '' THEN state ELSE outcome END AS came, COUNT(*), "
+            f"{sums}, SUM(seconds) FROM llm_calls GROUP BY model, came ORDER BY COUNT(*) DESC",
         )
     )

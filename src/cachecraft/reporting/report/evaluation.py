@@ -5,7 +5,7 @@ An evaluation that is not finished is told as far as all its rows have come, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -16,7 +16,7 @@ from cachecraft.reporting.report.charts import score_chart
 from cachecraft.reporting.report.runs import RunFolder
 from cachecraft.reporting.report.samples import Samples, samples_of
 from cachecraft.reporting.retention import segment_names, values_of
-from cachecraft.reporting.summary import FULL_BUDGET, CellSummary, Row, Summary, summaries
+from cachecraft.reporting.summary import FULL_BUDGET, CellSummary, Row, Summary, length_of, summaries
 from cachecraft.reporting.tables import heading, notes
 
 
@@ -37,8 +37,15 @@ class Heat:
 
 @dataclass(frozen=True)
 class Scored:
-    """What is shown for one scoring: the summary, its chart, its heat maps and the notes of its table."""
+    """What is shown for one scoring, and length where there are several.
 
+    Attributes:
+        title, name: For headings and for files.
+        summary, chart, headings, heats, notes: The summary, its chart, its heat maps and the notes of its table.
+    """
+
+    title: str
+    name: str
     summary: Summary
     chart: str
     headings: tuple[str, ...]
@@ -80,11 +87,20 @@ def evaluation_section(run: RunFolder, key: str) -> EvaluationSection | None:
     unfinished, scored = _unfinished(run, results), list[Scored]()
     try:
         told = summaries(results, run.settings, texts)
-        scored = [_scored(each, run, f"{key}-{each.scoring}-{each.length}") for each in told]
+        several = len({each.length for each in told}) > 1
+        scored = [_scored(each, run, key, several=several) for each in told]
     except RunError as error:
         unfinished = str(error)
+
+    def length(result: Result) -> int:
+        return length_of(result, run.settings, texts)
+
     return EvaluationSection(
-        _facts(run, results), unfinished, tuple(scored), _kept(results), samples_of(results, texts, key)
+        _facts(run, results),
+        unfinished,
+        tuple(scored),
+        _kept(results, length),
+        samples_of(results, texts, key, length),
     )
 
 
@@ -110,18 +126,22 @@ def _unfinished(run: RunFolder, results: Sequence[Result]) -> str:
     for result in results:
         items.setdefault((result.label, result.budget, result.scoring), set()).add(result.item)
     least, most = min(map(len, items.values())), max(map(len, items.values()))
-    samples, skipped = run.settings.get("samples"), run.settings.get("skipped") or {}
-    tasks = {result.task for result in results} | set(run.settings.get("tasks") or ()) - set(skipped)
-    asked = samples * len({task for task in tasks if ":" in task}) if isinstance(samples, int) else 0
-    if least < max(most, asked):
-        return f"{least} of {max(most, asked)} items are measured for every row; the numbers are those of these items."
+    planned = run.settings.get("planned")  # runs that are older do not say, and are as long as their longest row
+    asked = max(most, sum(planned.values()) if isinstance(planned, dict) else 0)
+    if least < asked:
+        return f"{least} of {asked} items are measured for every row; the numbers are those of these items."
     return ""
 
 
-def _scored(summary: Summary, run: RunFolder, name: str) -> Scored:
+def _scored(summary: Summary, run: RunFolder, key: str, *, several: bool) -> Scored:
+    title, name = summary.scoring.replace("_", " "), summary.scoring
+    if several:
+        title, name = f"{title}, {summary.length} tokens", f"{name}-{summary.length}"
     return Scored(
+        title,
+        name,
         summary,
-        score_chart(summary, name=name),
+        score_chart(summary, name=f"{key}-{summary.scoring}-{summary.length}"),
         tuple(heading(summary, budget) for budget in summary.budgets),
         tuple(_heat(summary, budget) for budget in summary.budgets),
         tuple(notes(summary, dict(run.settings))),
@@ -153,14 +173,15 @@ def _shaded(value: float | None, low: float, high: float) -> tuple[float, float]
     return value, min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.0
 
 
-def _kept(results: Iterable[Result]) -> tuple[Heat, ...]:
-    """Share kept of each segment by policy, averaged over items, layers and heads; one table for each budget."""
-    groups: dict[str, dict[str, list[Result]]] = {}
+def _kept(results: Iterable[Result], length: Callable[[Result], int]) -> tuple[Heat, ...]:
+    """Share kept of each segment by policy, averaged over items, layers and heads; by length and budget."""
+    groups: dict[tuple[int, str], dict[str, list[Result]]] = {}
     for result in results:
         if result.state == "ok" and result.label != "full" and "retention" in result.detail:
-            groups.setdefault(result.budget, {}).setdefault(result.label, []).append(result)
+            groups.setdefault((length(result), result.budget), {}).setdefault(result.label, []).append(result)
+    several = len({tokens for tokens, _ in groups}) > 1
     found = []
-    for budget, by_label in groups.items():
+    for (tokens, budget), by_label in sorted(groups.items(), key=lambda pair: pair[0][0]):
         names = segment_names(result for own in by_label.values() for result in own)
         rows = []
         for label, own in by_label.items():
@@ -168,5 +189,6 @@ def _kept(results: Iterable[Result]) -> tuple[Heat, ...]:
             shares = tuple(_shaded(fmean(each), 0.0, 1.0) if each else None for each in means)
             rows.append((label, own[0].reference, shares))
         rows.sort(key=lambda row: row[0])
-        found.append(Heat(budget_title(budget), tuple(names), tuple(rows)))
+        title = f"{budget_title(budget)}, {tokens} tokens" if several else budget_title(budget)
+        found.append(Heat(title, tuple(names), tuple(rows)))
     return tuple(found)

@@ -105,7 +105,9 @@ def write_report(folders: Sequence[Path], path: Path) -> Path:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise RunError(f"The report {path} cannot be written ({error.strerror}); name another file with -o.") from error
+        raise RunError(
+            f"The report {path} cannot be written ({error.strerror}); `cachecraft report RUN -o FILE` writes another."
+        ) from error
     return path
 
 

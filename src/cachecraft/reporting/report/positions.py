@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import numpy
 
 from cachecraft.evaluation.positions import Positions, read_positions
-from cachecraft.reporting.report.evaluation import budget_title
+from cachecraft.reporting.report.evaluation import Heat, budget_title
 
 KEPT = (0x1F, 0x8A, 0xC9, 0xFF)  # on light and on dark
+NAMED = 12  # layers that have room for their numbers beside a picture
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,25 @@ class Picture:
 
 @dataclass(frozen=True)
 class PositionSection:
-    """Everything that the report says of kept positions."""
+    """Everything that the report says of kept positions.
+
+    Attributes:
+        rows: Compressed layers times kv heads.
+        layers: Numbers of the compressed layers, of which every so many are named beside the picture; () where the
+            file does not say.
+        shares: Share kept by layer and kv head, policies as columns.
+        rejected: Policies that have no picture, and why.
+    """
 
     task: str
     item: int
     budget: str
     tokens: int
     rows: int
+    layers: tuple[int, ...]
+    every: int
+    shares: Heat
+    rejected: tuple[tuple[str, str], ...]
     bands: tuple[Band, ...]
     policies: tuple[Picture, ...]
     data: dict[str, Any]
@@ -74,10 +88,24 @@ def position_section(folder: Path) -> PositionSection | None:
         budget_title(found.budget),
         len(found.tokens),
         int(first.shape[0]),
+        tuple(found.layers),
+        -(-len(found.layers) // NAMED),
+        _shares(found, masks),
+        tuple(found.rejected.items()),
         tuple(bands),
         pictures,
         data,
     )
+
+
+def _shares(found: Positions, masks: Mapping[str, numpy.ndarray[Any, Any]]) -> Heat:
+    heads = 0 if not found.layers or found.rows % len(found.layers) else found.rows // len(found.layers)
+    rows = []
+    for place in range(found.rows):
+        name = f"layer {found.layers[place // heads]}, head {place % heads}" if heads else f"row {place}"
+        kept = [float(mask[place].mean()) for mask in masks.values()]
+        rows.append((name, False, tuple((share, share) for share in kept)))
+    return Heat("", tuple(masks), tuple(rows))
 
 
 def _bands(found: Positions, kind: str) -> list[Band]:

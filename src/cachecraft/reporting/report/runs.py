@@ -17,7 +17,8 @@ import yaml
 from cachecraft.errors import RunError
 
 DATABASE, SETTINGS = "run.sqlite", "run.yaml"
-_FILES = (DATABASE, f"{DATABASE}-wal", SETTINGS, "budgets.json", "positions.json")  # what a report is made from
+# What a report is made from; a discovery's end is told by its folder of policies.
+_FILES = (DATABASE, f"{DATABASE}-wal", SETTINGS, "budgets.json", "positions.json", "policies")
 WAIT = 5.0  # seconds for a writer to let go; a report is no reason to disturb a run for longer
 
 
@@ -62,8 +63,9 @@ def opened(folder: Path) -> Iterator[RunFolder]:
         RunError: It is no run folder, or what is in it cannot be read.
     """
     database = folder / DATABASE
-    if not (folder / SETTINGS).is_file() or not database.is_file():
-        raise RunError(f"{folder} is not a run folder: it has no {SETTINGS} and {DATABASE}.")
+    if missing := [name for name in (SETTINGS, DATABASE) if not (folder / name).is_file()]:
+        lacks = f"it has no {' and no '.join(missing)}" if folder.is_dir() else "there is no such folder"
+        raise RunError(f"{folder} is not a run folder: {lacks}.")
     settings = _settings(folder / SETTINGS)
     connection = None
     try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cachecraft.evaluation.store import Result
+from cachecraft.reporting.samples import ends_of
 
 MOST = 1_500_000  # characters of items in one page; beyond that it holds the first items of each task
 LONG = 600  # characters of an answer
@@ -27,28 +28,35 @@ class Samples:
     left_out: int
 
 
-def samples_of(results: Sequence[Result], texts: Mapping[str, Mapping[str, Any]], key: str) -> Samples | None:
+def samples_of(
+    results: Sequence[Result],
+    texts: Mapping[str, Mapping[str, Any]],
+    key: str,
+    length: Callable[[Result], int],
+) -> Samples | None:
     """Choose items, the first ones of each task, as many as fit.
 
     Args:
         results: Of one run.
         texts: The stored ends of each item's prompt.
         key: Unlike that of any other section of the page.
+        length: The length in tokens that a result's item was made for; told where there are several.
     """
-    by_item: dict[tuple[int, str, str], list[Result]] = {}
+    by_item: dict[tuple[int, str, int, str], list[Result]] = {}
     for result in results:
-        by_item.setdefault((result.number, result.task, result.item), []).append(result)
+        by_item.setdefault((result.number, result.task, length(result), result.item), []).append(result)
+    several = len({tokens for _, _, tokens, _ in by_item}) > 1
     items: list[dict[str, Any]] = []
     room = MOST
-    for (number, task, item), own in sorted(by_item.items()):
-        entry = _entry(number, task, own, texts.get(item, {}))
+    for (number, task, tokens, item), own in sorted(by_item.items()):
+        entry = _entry(number, task, own, texts.get(item, {})) | ({"length": tokens} if several else {})
         room -= sum(len(str(value)) for value in entry.values())
         if room < 0 and items:
             break
         items.append(entry)
     if not items:
         return None
-    items.sort(key=lambda entry: (entry["task"], entry["number"]))
+    items.sort(key=lambda entry: (entry["task"], entry.get("length", 0), entry["number"]))
     return Samples(key, {"items": items}, len(by_item) - len(items))
 
 
@@ -62,7 +70,8 @@ def _entry(number: int, task: str, results: Sequence[Result], text: Mapping[str,
         "number": number,
         "task": task,
         "tokens": results[0].tokens,
-        **{name: str(text.get(name) or "") for name in ("context_start", "context_end", "question", "answer_prefix")},
+        "context": " … ".join(filter(None, ends_of(text))),
+        **{name: str(text.get(name) or "") for name in ("question", "answer_prefix")},
         **{name: _listed(text.get(name)) for name in ("references", "needles")},
         "rows": rows,
     }

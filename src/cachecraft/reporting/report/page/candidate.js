@@ -25,7 +25,7 @@ function drawFamily(lineage, depth, young) {
   for (const [number, [x, y]] of places) {
     const each = lineage.all.get(number), go = () => lineage.choose(number);
     tree.append(make("g", { class: number === lineage.chosen ? "member chosen" : "member", tabindex: 0, role: "button", "data-n": number, onclick: go,
-      onkeydown: (event) => { if (event.key === "Enter") go(); } },
+      onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); go(); } } },
     make("rect", { x, y: y - 18, width: BOX, height: 36 }),
     make("text", { x: x + BOX / 2, y: y - 3, "text-anchor": "middle" }, nameOf(number)),
     make("text", { x: x + BOX / 2, y: y + 12, "text-anchor": "middle" }, each.f ? each.f[0].toFixed(3) : lineage.word(each.s)),
@@ -41,7 +41,7 @@ function links(lineage, numbers) {
 
 function facts(lineage, each, young) {
   const [sent, got, money] = each.cost;
-  const cost = sent || got || money ? `${sent} tokens in, ${got} out, ${money === null ? "money unknown" : `money ${money}`}` : null;
+  const cost = sent || got || money !== 0 ? `${sent} tokens in, ${got} out, ${money === null ? "money unknown" : `$${money.toFixed(4)}`}` : null;
   const state = lineage.word(each.s), stage = lineage.word(each.t);
   const rows = [
     ["fitness", each.f ? `${each.f[0].toFixed(4)} over ${each.f[1]} items${each.gain === null ? "" : `, ${each.gain >= 0 ? "+" : ""}${each.gain.toFixed(4)} on what it came from`}` : null],

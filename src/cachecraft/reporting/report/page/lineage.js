@@ -38,12 +38,14 @@ class Lineage {
     this.scale();
     this.map = this.drawMap();
     this.family = make("div", { class: "family" });
-    this.detail = make("div", { class: "detail", "aria-live": "polite" });
-    const find = make("input", { type: "search", placeholder: "c0042 or a word", "aria-label": "find a candidate", onchange: () => this.find(find.value) });
+    this.detail = make("div", { class: "detail" });
+    this.said = make("p", { class: "soft", role: "status" });
+    const find = make("input", { type: "search", placeholder: "c0042 or a word", "aria-label": "find a candidate; Enter goes to the next one",
+      onkeydown: (event) => { if (event.key === "Enter") this.find(find.value); } });
     const step = (way, label) => make("button", { type: "button", "aria-label": label, onclick: () => this.step(way) }, way < 0 ? "←" : "→");
     const best = make("button", { type: "button", onclick: () => this.choose(this.data.best) }, "the best one");
     place.append(make("div", { class: "tools" }, step(-1, "earlier candidate"), step(1, "later candidate"), this.data.best ? best : null, find),
-      make("figure", {}, make("div", { class: "wide" }, this.map)), this.family, this.detail);
+      make("figure", {}, make("div", { class: "wide" }, this.map)), this.said, this.family, this.detail, this.table());
     addEventListener("hashchange", () => this.fromHash(true));
     if (!this.fromHash(false)) this.show(this.data.best ?? this.data.candidates[0]?.n);
   }
@@ -65,6 +67,22 @@ class Lineage {
 
   edges(pairs) {
     return pairs.map(([a, b]) => `M${this.x(a).toFixed(1)} ${this.y(a).toFixed(1)}L${this.x(b).toFixed(1)} ${this.y(b).toFixed(1)}`).join("");
+  }
+
+  /** All candidates as a table, made when it is unfolded: thousands of rows are no burden on a page that is only read. */
+  table() {
+    const place = make("details", { class: "screen" }, make("summary", {}, "All candidates as a table"));
+    const link = (number) => make("button", { type: "button", class: "link", "data-key": this.key, "data-candidate": number }, nameOf(number));
+    fillWhenOpened(place, () => {
+      const rows = this.data.candidates.map((each) => [link(each.n), this.word(each.s), each.f?.[0] ?? null, each.f?.[1] ?? null,
+        each.p.map(nameOf).join(" "), this.word(each.op), this.word(each.b)]);
+      const holder = makeTable(["candidate", "state", "fitness", "items", "parents", "operator", "behaviour"], rows,
+        { text: [1, 4, 5, 6], csv: `${this.key}-candidates` });
+      place.append(holder);
+      sortable(holder.firstElementChild);
+      offerCsv(holder.firstElementChild);
+    });
+    return place;
   }
 
   drawMap() {
@@ -119,12 +137,16 @@ class Lineage {
     if (next !== undefined) this.choose(next);
   }
 
+  /** Choose a candidate by its number, or the next one that holds a word, from the last one on to the first. */
   find(text) {
-    const number = Number(text.trim().replace(/^c/i, ""));
-    if (text.trim() && this.all.has(number)) return this.choose(number);
-    const word = text.trim().toLowerCase();
-    const found = word && this.data.candidates.find((each) => each.n > (this.chosen ?? 0) && this.told(each).includes(word));
-    if (found) this.choose(found.n);
+    const word = text.trim().toLowerCase(), number = Number(word.replace(/^c/, ""));
+    if (!word) return;
+    if (this.all.has(number)) return this.choose(number);
+    const holds = (each) => this.told(each).includes(word);
+    const found = this.data.candidates.find((each) => each.n > this.chosen && holds(each)) ?? this.data.candidates.find(holds);
+    if (!found) this.said.textContent = `No candidate holds “${text.trim()}”.`;
+    else if (found.n === this.chosen) this.said.textContent = `Only ${nameOf(found.n)} holds “${text.trim()}”.`;
+    else this.choose(found.n);
   }
 
   told(each) { return [each.why, each.r, this.word(each.op), ...this.source(each)].join("\n").toLowerCase(); }
@@ -161,8 +183,12 @@ class Lineage {
     const pairs = [...depth.keys()].flatMap((n) => this.all.get(n).p.filter((p) => depth.has(p)).map((p) => [this.all.get(p), this.all.get(n)]));
     this.old.setAttribute("d", this.edges(pairs));
     this.young.setAttribute("d", this.edges(young.map((n) => [this.all.get(number), this.all.get(n)])));
+    const inside = [this.family, this.detail].some((part) => part.contains(document.activeElement));
     this.family.replaceChildren(...(depth.size + young.length > 1 ? [drawFamily(this, depth, young)] : []));
     this.family.scrollLeft = this.family.scrollWidth; // the chosen one stands at the right end
-    this.detail.replaceChildren(...describe(this, this.all.get(number), young));
+    const each = this.all.get(number);
+    this.detail.replaceChildren(...describe(this, each, young));
+    this.said.textContent = `${nameOf(number)}: ${each.f ? `fitness ${each.f[0].toFixed(3)}` : this.word(each.s)}, ${this.word(each.op)}`;
+    if (inside) this.family.querySelector(".chosen")?.focus({ preventScroll: true }); // what had the focus is gone
   }
 }

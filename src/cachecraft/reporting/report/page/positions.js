@@ -9,9 +9,3 @@ function prose(place) {
     ...(inAnswer.has(at) ? { class: "answer" } : inNeedle.has(at) ? { class: "needle" } : {}),
   }, token)));
 }
-
-document.addEventListener("DOMContentLoaded", () => {
-  document.querySelectorAll(".prose").forEach((place) => {
-    place.parentElement.addEventListener("toggle", () => { if (!place.children.length) prose(place); });
-  });
-});
