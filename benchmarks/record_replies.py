@@ -20,8 +20,8 @@ from subject import add_model_options
 
 from cachecraft import api
 from cachecraft.evaluation.store import open_run
-from cachecraft.evolution.llm.calls import Answered, Calls
-from cachecraft.evolution.llm.settings import LlmSettings
+from cachecraft.evolution.llm.calls import Answered
+from cachecraft.evolution.llm.settings import EndpointError, LlmSettings
 from cachecraft.evolution.loop import search
 from cachecraft.evolution.population import Population
 from cachecraft.evolution.proposers.assembly import Proposing, proposing
@@ -93,18 +93,33 @@ def recorded(options: argparse.Namespace) -> tuple[list[Answered], list[Candidat
     of = {"models": [subject.name], "revisions": [subject.revision], "dtypes": [subject.dtype]}
     record = settings.record() | of | how.record()
     open_run(options.run, record, tuple(name for name in record if name != "base_url")).close()
-    with proposing(how, options.run, say) as (make, _):
-        calls = Calls(options.run)
-        with search(
-            [subject],
-            settings,
-            SearchBudget(candidates=1_000_000),
-            options.run,
-            make=lambda conduct: UpTo(make(conduct), lambda: len(calls.asked()), options.proposals),
-        ) as population:
-            found = calls.answered_calls(), population.told()
-        calls.close()
-    return found
+    with proposing(how, options.run, say) as (make, calls):
+        assert calls is not None
+
+        def made() -> int:
+            return len(proposals(calls.answered_calls()))
+
+        try:
+            with search(
+                [subject],
+                settings,
+                SearchBudget(candidates=1_000_000),
+                options.run,
+                make=lambda conduct: UpTo(make(conduct), made, options.proposals),
+                calls=calls,
+            ):
+                pass
+        except EndpointError as error:
+            if made() < options.proposals:
+                raise
+            say(f"The search ended early: {error}")
+        with Population(options.run) as population:
+            return calls.answered_calls(), population.told()
+
+
+def proposals(calls: Sequence[Answered]) -> set[tuple[int, int, int]]:
+    """Where proposals were asked for, whether they could be used or not; a repair is part of its proposal."""
+    return {(call.place.generation, call.place.slot, call.place.round) for call in calls}
 
 
 def as_lines(calls: Sequence[Answered], told: Sequence[Candidate]) -> str:
@@ -131,15 +146,14 @@ def main() -> None:
     out = options.out or options.run / "replies.jsonl"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(as_lines(calls, told), encoding="utf-8")
-    proposals = {(call.place.generation, call.place.slot, call.place.round) for call in calls}
     used = [call for call in calls if call.outcome == "used"]
     mended = sum(call.place.turn > 0 for call in used)
     tokens_in = sum(call.reply.tokens_in or 0 for call in calls)
     tokens_out = sum(call.reply.tokens_out or 0 for call in calls)
     own = [each for each in told if each.proposal.proposer != "seed"]
     report.say(
-        f"{len(proposals)} proposals, {len(calls)} replies, {tokens_in:,} tokens of prompts and {tokens_out:,} of "
-        f"replies: {len(used)} proposals became candidates, {mended} of them after the repair"
+        f"{len(proposals(calls))} proposals, {len(calls)} replies, {tokens_in:,} tokens of prompts and "
+        f"{tokens_out:,} of replies: {len(used)} proposals became candidates, {mended} of them after the repair"
     )
     counts = Counter(call.outcome for call in calls)
     report.table("Replies", ["what became of them", "replies"], [[name, n] for name, n in counts.most_common()])
