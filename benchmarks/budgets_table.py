@@ -19,6 +19,7 @@ from pathlib import Path
 
 from bench_report import BenchReport
 from budgets_options import OTHERS, divisions, folder, parse_options, specifications
+from points import in_points
 from rich.markup import escape
 from rich.progress import Progress as Bar
 
@@ -31,7 +32,6 @@ from cachecraft.evaluation.cells import Budget
 from cachecraft.evaluation.rows import clusters_of
 from cachecraft.evaluation.settings import Progress
 from cachecraft.evaluation.statistics import TaskScores, eligible_tasks, macro_difference, macro_mean
-from cachecraft.evaluation.store import Result
 from cachecraft.models import LoadedModel, load
 from cachecraft.reporting.tables import markdown, notes, records
 from cachecraft.terminal import one_sentence
@@ -155,11 +155,6 @@ def label_of(held: dict[str, TaskScores], path: Path) -> str:
     return next(label for label in held if label.endswith(f"[{path.parent.name}]"))
 
 
-def in_points(result: Result) -> Result:
-    """A mean log-likelihood as 100 times its exp, so that it reads as a share."""
-    return result if result.value is None else replace(result, value=100 * math.exp(result.value))
-
-
 def run_allocations(loaded: LoadedModel, report: BenchReport, options: argparse.Namespace) -> None:
     ratios = [float(ratio) for ratio in options.ratios.split(",")]
     tasks = eligible(loaded, report, options, Budget(ratio=ratios[0]))
@@ -181,7 +176,7 @@ def run_allocations(loaded: LoadedModel, report: BenchReport, options: argparse.
             progress=following(bar, "allocations"),
         )
     if scoring == "likelihood":
-        found = replace(found, results=tuple(map(in_points, found.results)))
+        found = replace(found, results=tuple(in_points(found.results)))
     summary = found.summary()
     told = notes(summary, found.settings)
     if scoring == "likelihood":

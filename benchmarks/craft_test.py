@@ -10,18 +10,17 @@ reference answer and in points of forced matches, with 95 % paired intervals. A 
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench_report import RUNS, BenchReport
 from eligible import able_tasks, following, short
+from points import in_points
 from subject import add_model_options
 
 from cachecraft import api
 from cachecraft.evaluation.statistics import Estimate
-from cachecraft.evaluation.store import Result
 from cachecraft.evolution.interface import Interface
 from cachecraft.evolution.lineage import export
 from cachecraft.evolution.proposers.grammar import Grammar
@@ -92,15 +91,6 @@ def folder_of(options: argparse.Namespace, loaded: LoadedModel) -> Path:
     name = f"craft-{loaded.name.rpartition('/')[2]}-{short(options.length)}"
     path: Path = options.runs / name
     return path
-
-
-def in_points(results: Iterable[Result]) -> list[Result]:
-    """Log-likelihoods as points: 100 × exp of the mean log-probability."""
-    return [
-        replace(each, value=None if each.value is None else 100 * math.exp(each.value))
-        for each in results
-        if each.scoring == "likelihood"
-    ]
 
 
 def gap(summary: Summary, rival: str, budget: str) -> Estimate | None:
