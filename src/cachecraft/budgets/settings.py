@@ -58,11 +58,8 @@ class EvolKVSettings:
         for name, value, least in (
             ("A group", self.group_size, 1),
             ("A number of iterations", self.iterations, 1),
-            (
-                "A population",
-                4 if self.population is None else self.population,
-                4,
-            ),  # with fewer, CMA-ES learns nothing of the spread
+            # With fewer, CMA-ES learns nothing of the spread.
+            ("A population", 4 if self.population is None else self.population, 4),
             ("A least budget", self.minimum, 1),
         ):
             if value < least:

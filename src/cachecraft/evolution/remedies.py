@@ -143,11 +143,11 @@ class Remedies:
         waiting = {(each.kind, each.what) for each in earlier if each.verdict == "in force"}
         tried = [each.change for each in earlier if each.verdict == "undone"]
         refused, since = read_refused(self._connection, population.generation), self._since(earlier)
-        asked = window(population, self._limits.window, refused, since).asked
+        asked, left = window(population, self._limits.window, refused, since).asked, self._left(earlier)
         for finding in diagnose(population, self._limits, refused=refused, since=since):
             if (finding.kind, finding.what) in waiting:
                 continue
-            for action, change in _actions(finding, conduct, self._left(earlier)):
+            for action, change in _actions(finding, conduct, left):
                 if change in tried or conduct.changed(change) == conduct:
                     continue
                 if (set(change) == {"warnings"} and not asked) or ("gate" in change and not predicts(population)):

@@ -251,14 +251,16 @@ class BenchmarkTask:
     def _too_few(self, index: int, split: str, length: int, seed: int, tokenizer: Tokenizer) -> TaskError:
         usable = self.usable(len(self.samples), split=split, length=length, seed=seed, tokenizer=tokenizer)
         left = f" ({usable.too_long} longer ones are left out)" if usable.too_long else ""
-        every = "; `evaluate` takes every item with --split all" if split != ALL else ""
+        more = "" if split == ALL else "every item with --split all"
         if not usable.items:
+            also = f"; `evaluate` takes {more}" if more else ""
             return TaskError(
                 f"The data for {self.name} holds no item for split {split} that fits {length} tokens{left}; "
-                f"ask for a greater length or give more data{every}."
+                f"ask for a greater length or give more data{also}."
             )
+        also = f", or {more}" if more else ""
         return TaskError(
             f"The data for {self.name} holds {usable.items} items for split {split} that fit {length} tokens{left}, so "
             f"there is no item {index}; ask for at most {usable.items} items of each task, for a greater length, or "
-            f"give more data; `evaluate` takes what there is with --limit{every.replace('; `evaluate` takes', ', or')}."
+            f"give more data; `evaluate` takes what there is with --limit{also}."
         )
